@@ -1,0 +1,109 @@
+"""Settings: one frozen dataclass per room, composed in ``Settings``."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from spillcache.errors import ConfigError
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+Codec = Literal["raw", "zstd"]
+KVType = Literal["f16", "bf16", "q8_0", "f32"]
+FlashAttention = Literal["auto", "on", "off"]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
+_POWERS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
+
+
+def parse_size(text: str, flag: str) -> int:
+    """``"64GiB"``, ``"64G"`` or a count of bytes → bytes, in powers of 1024; raises ConfigError naming ``flag``."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(
+            f"{flag}: {text!r} is not a size; write for example 64GiB, 512MiB or a number of bytes"
+        )
+    return int(float(match[1]) * _POWERS[match[2].lower()])
+
+
+def format_size(size_bytes: float) -> str:
+    """Bytes for people: ``"1.5 GiB"``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size_bytes) < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} TiB"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """The store on disk."""
+
+    path: Path
+    quota_bytes: int | None = None
+    """``--cache-disk-size``; None keeps what the store has, or 32 GiB for a new one."""
+    min_free_bytes: int = 4 * GIB
+    codec: Codec = "raw"
+    direct_io: bool = True
+    """Bypass the page cache on reads where the filesystem allows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The tiers."""
+
+    ram_bytes: int = 8192 * MIB
+    min_tokens: int = 128
+    idle_spill_s: float = 30.0
+    dirty_spill_s: float = 60.0
+    shutdown_spill_s: float = 8.0
+    spill_queue_bytes: int = 1 * GIB
+    read_ahead_bytes: int = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The llama.cpp engine."""
+
+    model: Path
+    context_tokens: int = 0
+    """``-c``: cells shared by all slots; 0: what the model was trained for."""
+    ubatch_tokens: int = 512
+    slots: int = 1
+    threads: int = 0
+    """0: as many as the process may use."""
+    gpu_layers: int = 0
+    type_k: KVType = "f16"
+    type_v: KVType = "f16"
+    flash_attention: FlashAttention = "auto"
+    swa_full: bool = False
+    block_tokens: int = 64
+    chat_template: str | None = None
+    """A built-in template's name or Jinja text; None: the model's own."""
+    namespace_tag: str = ""
+    mmap: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """The HTTP server."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_key: str | None = None
+    alias: str | None = None
+    queue_limit: int = 256
+    body_limit_bytes: int = 64 * MIB
+    drain_s: float = 5.0
+    """How long running answers may go on after SIGTERM before they are cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All of it; ``store`` is None without ``--cache-disk``: then nothing is written."""
+
+    engine: EngineConfig
+    serve: ServeConfig = field(default_factory=ServeConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    store: StoreConfig | None = None

@@ -1,0 +1,170 @@
+"""Every error that spillcache raises on purpose.
+
+    SpillcacheError
+    ├── ConfigError              a flag or setting that can't be meant           CONFIG_INVALID
+    ├── StoreError
+    │   ├── StoreLocationError   the directory can't hold a store                KV_STORE_LOCATION
+    │   ├── StoreFormatError     another format, or not ours                     KV_STORE_FORMAT
+    │   ├── StoreIOError         the filesystem failed (never corruption)        KV_STORE_IO
+    │   ├── StoreIndexError      the LMDB index failed                           KV_METADATA_IO
+    │   ├── StoreFullError       no room, even after eviction                    KV_STORE_FULL
+    │   ├── ObjectMissing        gone between lookup and read: a miss            KV_OBJECT_MISSING
+    │   └── CorruptBlock         bytes that are not what was written             KV_SNAPSHOT_CORRUPT
+    ├── EngineError
+    │   ├── ModelLoadError       no such model, not GGUF, not enough memory      ENGINE_MODEL
+    │   ├── EngineLibraryError   the llama.cpp library is missing or too old     ENGINE_LIBRARY
+    │   ├── ContextFullError     no cell left for another token                  ENGINE_CONTEXT_FULL
+    │   ├── DecodeError          a decode call failed                            ENGINE_DECODE
+    │   └── StateRejected        the engine refused a block's state              ENGINE_STATE_REJECTED
+    └── RequestError             a client's request can't be served              REQUEST_INVALID
+        ├── PromptTooLong        more tokens than the context holds              REQUEST_PROMPT_TOO_LONG
+        ├── Unsupported          understood, but not offered                     REQUEST_UNSUPPORTED
+        ├── Unauthorized         no key, or a wrong one                          REQUEST_UNAUTHORIZED
+        ├── Overloaded           the queue is full                               SERVER_OVERLOADED
+        └── NotReady             the model loads, or the server stops            SERVER_NOT_READY
+
+Each has a stable ``code`` that HTTP answers and metrics carry. A message says what happened, what was done about it and
+what to do, in a sentence that a person can act on; it never holds prompt text.
+"""
+
+from typing import ClassVar
+
+
+class SpillcacheError(Exception):
+    """The root of the tree."""
+
+    code: ClassVar[str] = "INTERNAL"
+
+
+class ConfigError(SpillcacheError):
+    """A flag or setting that can't be meant."""
+
+    code = "CONFIG_INVALID"
+
+
+class StoreError(SpillcacheError):
+    """Anything that the store on disk could not do."""
+
+    code = "KV_STORE"
+
+
+class StoreLocationError(StoreError):
+    """The directory can't hold a store: a file, read-only, on a network filesystem, another user's."""
+
+    code = "KV_STORE_LOCATION"
+
+
+class StoreFormatError(StoreError):
+    """The directory holds a store of another format, or files that are not ours."""
+
+    code = "KV_STORE_FORMAT"
+
+
+class StoreIOError(StoreError):
+    """A read or write failed (EIO, EMFILE, permission); nothing is deleted because of it."""
+
+    code = "KV_STORE_IO"
+
+
+class StoreIndexError(StoreError):
+    """The LMDB index failed."""
+
+    code = "KV_METADATA_IO"
+
+
+class StoreFullError(StoreError):
+    """No room for an object, even after eviction."""
+
+    code = "KV_STORE_FULL"
+
+
+class ObjectMissing(StoreError):
+    """An object went away between lookup and read: evicted, or another process took it. A miss."""
+
+    code = "KV_OBJECT_MISSING"
+
+
+class CorruptBlock(StoreError):
+    """Bytes on disk are not those that were written. The object is quarantined; the chain is shorter."""
+
+    code = "KV_SNAPSHOT_CORRUPT"
+
+
+class EngineError(SpillcacheError):
+    """Anything that the engine could not do."""
+
+    code = "ENGINE"
+
+
+class ModelLoadError(EngineError):
+    """The model file is missing, not GGUF, damaged, or does not fit into memory."""
+
+    code = "ENGINE_MODEL"
+
+
+class EngineLibraryError(EngineError):
+    """The llama.cpp library is missing or lacks a function that is needed."""
+
+    code = "ENGINE_LIBRARY"
+
+
+class ContextFullError(EngineError):
+    """The context has no free cell for the tokens of this call; nothing was changed."""
+
+    code = "ENGINE_CONTEXT_FULL"
+
+
+class DecodeError(EngineError):
+    """A decode call failed; the sequences in it are undefined and must be cleared."""
+
+    code = "ENGINE_DECODE"
+
+
+class StateRejected(EngineError):
+    """The engine refused a block's state; the sequence must be cleared."""
+
+    code = "ENGINE_STATE_REJECTED"
+
+
+class RequestError(SpillcacheError):
+    """A client's request can't be served; ``status`` is the HTTP status, ``param`` the field at fault."""
+
+    code = "REQUEST_INVALID"
+    status: ClassVar[int] = 400
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLong(RequestError):
+    """The prompt, with room for at least one token of answer, does not fit into a slot's context."""
+
+    code = "REQUEST_PROMPT_TOO_LONG"
+
+
+class Unsupported(RequestError):
+    """The field is understood but this server does not offer it; ignoring it would be a lie."""
+
+    code = "REQUEST_UNSUPPORTED"
+
+
+class Unauthorized(RequestError):
+    """The API key is missing or wrong."""
+
+    code = "REQUEST_UNAUTHORIZED"
+    status = 401
+
+
+class Overloaded(RequestError):
+    """The request queue is full; try again."""
+
+    code = "SERVER_OVERLOADED"
+    status = 429
+
+
+class NotReady(RequestError):
+    """The model is loading, or the server is stopping."""
+
+    code = "SERVER_NOT_READY"
+    status = 503
