@@ -1,0 +1,212 @@
+"""The engine contract: tokens in, logits and state out.
+
+An engine holds ``limits.sequences`` sequences over one shared context. A sequence is a list of positions 0 … length - 1;
+the caller keeps the tokens. Unless a docstring says otherwise, methods are called on one thread, the engine's.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spillcache.namespace import FieldValue
+from spillcache.state import BlockState, Geometry
+
+Tokens = NDArray[np.uint32]
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What fits. All counts are tokens but ``sequences``."""
+
+    context_tokens: int
+    """Cells shared by all sequences; one sequence may use all of them."""
+    train_tokens: int
+    """The context that the model was trained for."""
+    call_tokens: int
+    """The most tokens in one ``decode`` call (a ubatch); a multiple of ``block_tokens``."""
+    sequences: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the model says about itself, for people and for ``/v1/models`` and ``/props``."""
+
+    name: str
+    description: str
+    size_bytes: int
+    parameters: int
+    embedding: int
+    bos_token: str
+    eos_token: str
+    chat_template: str
+    """The Jinja text or built-in name in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive tokens that ``decode`` appends to one sequence."""
+
+    sequence: int
+    tokens: Tokens
+    logits: bool = False
+    """Whether the logits after the last token are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen, in llama.cpp's terms and order: penalties, top_k, top_p, min_p, temperature."""
+
+    temperature: float = 0.8
+    """0 or less: greedy."""
+    top_k: int = 40
+    """0 or less: off."""
+    top_p: float = 0.95
+    min_p: float = 0.05
+    seed: int | None = None
+    """None: a random one."""
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_last_n: int = 64
+    """Tokens that the penalties look back on; -1: the whole context."""
+    ignore_eos: bool = False
+
+
+class Sampler(ABC):
+    """One answer's sampler chain with its random state; created by ``Engine.sampler``, used on the engine's thread."""
+
+    @abstractmethod
+    def sample(self, sequence: int) -> int:
+        """The next token, from the logits that the last ``decode`` call left for ``sequence``; accepts it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free it; may be called twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """The verdict of ``Engine.self_test``."""
+
+    passed: bool
+    exact: bool
+    """Bit for bit, rather than within what two cold cell layouts differ."""
+    detail: str
+    """A sentence for the log, ``/health`` and ``doctor``."""
+
+
+class Engine(ABC):
+    """See the module. ``identity``, ``geometry``, ``limits`` and ``info`` are fixed once it is made."""
+
+    identity: Mapping[str, FieldValue]
+    """All that changes the meaning of the state, but the content of the model files: fields of a Namespace."""
+    geometry: Geometry
+    limits: Limits
+    info: ModelInfo
+
+    # Text. Any thread.
+
+    @abstractmethod
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of ``text``; ``add_special``: BOS and the like; ``parse_special``: control tokens in the text."""
+
+    @abstractmethod
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for, maybe a part of a UTF-8 character; none for a control token."""
+
+    @abstractmethod
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of ``tokens``, control tokens left out; bytes that are not UTF-8 become U+FFFD."""
+
+    @abstractmethod
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt text of a conversation, by the model's chat template.
+
+        Tokenise it with ``add_special=False`` when it starts with BOS, ``parse_special=True``. Raises RequestError when
+        the template refuses the messages (an unknown role, an order it does not know).
+        """
+
+    @abstractmethod
+    def is_end(self, token: int) -> bool:
+        """Whether ``token`` ends an answer (EOS, EOT)."""
+
+    # Sequences.
+
+    @abstractmethod
+    def length(self, sequence: int) -> int:
+        """How many positions the sequence holds."""
+
+    @abstractmethod
+    def decode(self, chunks: Sequence[Chunk]) -> None:
+        """Append every chunk to its sequence in one call of at most ``limits.call_tokens`` tokens.
+
+        At most one chunk per sequence. Raises ContextFullError, with nothing changed, when the context has no room, and
+        DecodeError when the call failed: then the sequences in it must be cleared.
+        """
+
+    @abstractmethod
+    def logits(self, sequence: int) -> Logits:
+        """A copy of the logits that the last ``decode`` call left for ``sequence``: float32 [vocabulary]."""
+
+    @abstractmethod
+    def sampler(self, params: SamplingParams, history: Tokens) -> Sampler:
+        """A sampler for one answer; ``history``: the prompt's tokens, for the penalties."""
+
+    @abstractmethod
+    def export(self, sequence: int, block: int, *, boundary: bool = False) -> BlockState:
+        """The state parts of whole block ``block``, right after the call that completed it.
+
+        ``kv`` and ``window`` (where the engine has them) of the block's positions and, if ``boundary`` and the sequence
+        ends with this very block, the ``boundary``. A window that the engine no longer has, or never had (placeholders),
+        is left out. The views are the engine's and stay valid until its next call: copy what you keep.
+        """
+
+    @abstractmethod
+    def import_(self, sequence: int, block: int, state: BlockState) -> None:
+        """Append block ``block`` to a sequence of exactly ``block`` blocks, from its state parts.
+
+        Blocks come in ascending order; parts that are not needed there (old windows, boundaries before the end) may be
+        missing. The payloads are copied before it returns. Raises StateRejected: then the sequence must be cleared.
+        """
+
+    @abstractmethod
+    def restored(self, sequence: int) -> bool:
+        """Whether everything that decoding needs after the last ``import_`` is there; call before ``decode``."""
+
+    @abstractmethod
+    def can_truncate(self, sequence: int, length: int) -> bool:
+        """Whether ``truncate`` to ``length`` would leave a state that decoding can go on from."""
+
+    @abstractmethod
+    def truncate(self, sequence: int, length: int) -> None:
+        """Forget all positions from ``length`` on; raises StateRejected when ``can_truncate`` says no."""
+
+    @abstractmethod
+    def fork(self, source: int, target: int, length: int) -> bool:
+        """Make ``target`` (cleared first) share the first ``length`` positions of ``source``, without a copy.
+
+        False, and ``target`` empty, when a window or boundary is missing there: import the prefix instead.
+        """
+
+    @abstractmethod
+    def clear(self, sequence: int) -> None:
+        """Empty the sequence; always succeeds."""
+
+    @abstractmethod
+    def self_test(self) -> SelfTest:
+        """Prove that state survives export and import on this library, model and device; needs an idle engine.
+
+        Leaves every sequence empty.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the model and the context; may be called twice."""

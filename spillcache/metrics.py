@@ -1,0 +1,71 @@
+"""Prometheus metrics, prefix ``spillcache_``; one registry per process part, so that tests can have several."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class Metrics:
+    """All that is counted. prometheus-client locks each: any thread. ``docs/metrics.md`` lists them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.requests = Counter(
+            "spillcache_requests", "Requests by outcome", ["outcome"], registry=r
+        )
+        self.prompt_tokens = Counter(
+            "spillcache_prompt_tokens",
+            "Prompt tokens by where their state came from: live, ram, disk or computed",
+            ["source"],
+            registry=r,
+        )
+        self.generated_tokens = Counter(
+            "spillcache_generated_tokens", "Tokens generated", registry=r
+        )
+        self.ttft_seconds = Histogram(
+            "spillcache_ttft_seconds",
+            "From submission to the first token",
+            buckets=_SECONDS,
+            registry=r,
+        )
+        self.active = Gauge("spillcache_requests_active", "Requests in a slot", registry=r)
+        self.queued = Gauge("spillcache_requests_queued", "Requests waiting", registry=r)
+        self.restored_blocks = Counter(
+            "spillcache_restored_blocks", "Blocks imported into the engine", ["tier"], registry=r
+        )
+        self.restored_bytes = Counter(
+            "spillcache_restored_bytes", "Payload bytes imported", ["tier"], registry=r
+        )
+        self.spilled_blocks = Counter(
+            "spillcache_spilled_blocks", "Blocks written to disk", registry=r
+        )
+        self.spilled_bytes = Counter(
+            "spillcache_spilled_bytes", "Payload bytes written to disk", registry=r
+        )
+        self.dropped_blocks = Counter(
+            "spillcache_dropped_blocks",
+            "Blocks that were not spilled, by reason",
+            ["reason"],
+            registry=r,
+        )
+        self.evicted_objects = Counter(
+            "spillcache_evicted_objects", "Objects evicted, by tier", ["tier"], registry=r
+        )
+        self.corrupt_objects = Counter(
+            "spillcache_corrupt_objects", "Objects quarantined", registry=r
+        )
+        self.ram_bytes = Gauge("spillcache_ram_bytes", "Payload bytes in the RAM tier", registry=r)
+        self.disk_bytes = Gauge(
+            "spillcache_disk_bytes", "Allocated bytes in the cache directory", registry=r
+        )
+        self.errors = Counter(
+            "spillcache_errors",
+            "Errors that were met and survived, by code",
+            ["code"],
+            registry=r,
+        )
+
+    def render(self) -> bytes:
+        """The text exposition format, UTF-8."""
+        return generate_latest(self.registry)

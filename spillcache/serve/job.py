@@ -1,0 +1,105 @@
+"""A request on its way through the scheduler, and what comes back from it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from spillcache.engine.base import SamplingParams, Tokens
+from spillcache.errors import SpillcacheError
+
+FinishReason = Literal["stop", "length"]
+Tier = Literal["live", "ram", "disk"]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to answer."""
+
+    tokens: Tokens
+    max_tokens: int | None = None
+    """None: until the context is full."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer; they are not part of it."""
+    salt: bytes = b""
+    cache_prompt: bool = True
+    """False: neither reuse nor store anything."""
+    cache_store: bool = True
+    """False: reuse, but store nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts. ``cached``: by the tier each reused prompt token came from; all others were computed."""
+
+    prompt: int
+    generated: int
+    cached: dict[Tier, int]
+
+    @property
+    def cached_total(self) -> int:
+        """Prompt tokens that were not computed again."""
+        return sum(self.cached.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Times in milliseconds, as llama-server's ``timings`` count them."""
+
+    queue_ms: float
+    restore_ms: float
+    """Reading and importing cached state (0 when live or cold)."""
+    restored_bytes: int
+    prompt_ms: float
+    """From the start of work on the prompt to its last logits, restore included."""
+    predicted_ms: float
+    """From then to the last token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextEvent:
+    """A piece of the answer; ``text`` may be empty while a character or a stop string is incomplete."""
+
+    text: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class DoneEvent:
+    """The end of the answer. ``text``: what was still held back."""
+
+    text: str
+    reason: FinishReason
+    stop_string: str | None
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorEvent:
+    """The answer can't go on."""
+
+    error: SpillcacheError
+
+
+Event = TextEvent | DoneEvent | ErrorEvent
+Listener = Callable[[Event], None]
+"""Called on the scheduler's thread; must not block. Nothing follows a DoneEvent or an ErrorEvent."""
+
+
+class Ticket:
+    """The handle of a submitted request; ``cancel`` may be called on any thread, any number of times."""
+
+    __slots__ = ("_cancelled",)
+
+    def __init__(self) -> None:
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Stop the work on this request soon; no event follows."""
+        self._cancelled = True
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether ``cancel`` was called."""
+        return self._cancelled
