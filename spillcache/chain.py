@@ -1,9 +1,10 @@
-"""Names of token blocks: a hash chained over everything before them (DESIGN section 3).
+"""Names of token blocks: a hash chained over everything before them (docs/format.md).
 
     root    = blake3.derive_key("spillcache v1 chain root", namespace_digest ‖ salt)
     hash_i  = blake3(hash_{i-1} ‖ tokens as u32 little-endian ‖ len(extra_i) as u32 ‖ extra_i)
 
-The hash of block i answers "the state after exactly these tokens, in exactly this setting". Pure functions: any thread.
+The hash of block i answers "the state after exactly these tokens, in exactly this setting". Pure
+functions: any thread.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,10 @@ def chain_root(namespace_digest: bytes, salt: bytes = b"") -> BlockHash:
 
 
 def block_hash(parent: BlockHash, tokens: NDArray[np.uint32], extra: bytes = b"") -> BlockHash:
-    """The hash of the block that holds ``tokens`` after ``parent``; ``extra``: digests of media in the block."""
+    """The hash of the block that holds ``tokens`` after ``parent``.
+
+    ``extra``: digests of media in the block.
+    """
     data = tokens.astype("<u4", copy=False).tobytes()
     return BlockHash(blake3(parent + data + len(extra).to_bytes(4, "little") + extra).digest())
 
@@ -39,9 +43,10 @@ def chain_hashes(
     block_tokens: int,
     extras: Mapping[int, bytes] | None = None,
 ) -> list[BlockHash]:
-    """The chain of all *whole* blocks in ``tokens``: ``len(tokens) // block_tokens`` hashes; the tail has none.
+    """The chain of all *whole* blocks in ``tokens``; the tail has none.
 
-    ``extras`` maps a block's index to the digests of media in it. Raises ValueError for token ids outside u32.
+    That is ``len(tokens) // block_tokens`` hashes. ``extras`` maps a block's index to the digests
+    of media in it. Raises ValueError for token ids outside u32.
     """
     ids = as_tokens(tokens)
     whole = ids[: len(ids) // block_tokens * block_tokens].astype("<u4", copy=False).tobytes()

@@ -18,7 +18,10 @@ _POWERS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
 
 
 def parse_size(text: str, flag: str) -> int:
-    """``"64GiB"``, ``"64G"`` or a count of bytes → bytes, in powers of 1024; raises ConfigError naming ``flag``."""
+    """``"64GiB"``, ``"64G"`` or a count of bytes → bytes, in powers of 1024.
+
+    Raises ConfigError naming ``flag``.
+    """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(

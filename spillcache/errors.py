@@ -1,30 +1,31 @@
 """Every error that spillcache raises on purpose.
 
-    SpillcacheError
-    ├── ConfigError              a flag or setting that can't be meant           CONFIG_INVALID
-    ├── StoreError
-    │   ├── StoreLocationError   the directory can't hold a store                KV_STORE_LOCATION
-    │   ├── StoreFormatError     another format, or not ours                     KV_STORE_FORMAT
-    │   ├── StoreIOError         the filesystem failed (never corruption)        KV_STORE_IO
-    │   ├── StoreIndexError      the LMDB index failed                           KV_METADATA_IO
-    │   ├── StoreFullError       no room, even after eviction                    KV_STORE_FULL
-    │   ├── ObjectMissing        gone between lookup and read: a miss            KV_OBJECT_MISSING
-    │   └── CorruptBlock         bytes that are not what was written             KV_SNAPSHOT_CORRUPT
-    ├── EngineError
-    │   ├── ModelLoadError       no such model, not GGUF, not enough memory      ENGINE_MODEL
-    │   ├── EngineLibraryError   the llama.cpp library is missing or too old     ENGINE_LIBRARY
-    │   ├── ContextFullError     no cell left for another token                  ENGINE_CONTEXT_FULL
-    │   ├── DecodeError          a decode call failed                            ENGINE_DECODE
-    │   └── StateRejected        the engine refused a block's state              ENGINE_STATE_REJECTED
-    └── RequestError             a client's request can't be served              REQUEST_INVALID
-        ├── PromptTooLong        more tokens than the context holds              REQUEST_PROMPT_TOO_LONG
-        ├── Unsupported          understood, but not offered                     REQUEST_UNSUPPORTED
-        ├── Unauthorized         no key, or a wrong one                          REQUEST_UNAUTHORIZED
-        ├── Overloaded           the queue is full                               SERVER_OVERLOADED
-        └── NotReady             the model loads, or the server stops            SERVER_NOT_READY
+    SpillcacheError            the root                                     INTERNAL
+    ├── ConfigError            a flag or setting that can't be meant        CONFIG_INVALID
+    ├── StoreError             the store could not do it                    KV_STORE
+    │   ├── StoreLocationError the directory can't hold a store             KV_STORE_LOCATION
+    │   ├── StoreFormatError   another format, or not ours                  KV_STORE_FORMAT
+    │   ├── StoreIOError       the filesystem failed (never corruption)     KV_STORE_IO
+    │   ├── StoreIndexError    the LMDB index failed                        KV_METADATA_IO
+    │   ├── StoreFullError     no room, even after eviction                 KV_STORE_FULL
+    │   ├── ObjectMissing      gone between lookup and read: a miss         KV_OBJECT_MISSING
+    │   └── CorruptBlock       bytes that are not what was written          KV_SNAPSHOT_CORRUPT
+    ├── EngineError            the engine could not do it                   ENGINE
+    │   ├── ModelLoadError     no such model, not GGUF, not enough memory   ENGINE_MODEL
+    │   ├── EngineLibraryError the llama.cpp library is missing or too old  ENGINE_LIBRARY
+    │   ├── ContextFullError   no cell left for another token               ENGINE_CONTEXT_FULL
+    │   ├── DecodeError        a decode call failed                         ENGINE_DECODE
+    │   └── StateRejected      the engine refused a block's state           ENGINE_STATE_REJECTED
+    └── RequestError           a client's request can't be served           REQUEST_INVALID
+        ├── PromptTooLong      more tokens than the context holds           REQUEST_PROMPT_TOO_LONG
+        ├── Unsupported        understood, but not offered                  REQUEST_UNSUPPORTED
+        ├── Unauthorized       no key, or a wrong one                       REQUEST_UNAUTHORIZED
+        ├── Overloaded         the queue is full                            SERVER_OVERLOADED
+        └── NotReady           the model loads, or the server stops         SERVER_NOT_READY
 
-Each has a stable ``code`` that HTTP answers and metrics carry. A message says what happened, what was done about it and
-what to do, in a sentence that a person can act on; it never holds prompt text.
+Each has a stable ``code`` that HTTP answers and metrics carry. A message says what happened, what
+was done about it and what to do, in a sentence that a person can act on; it never holds prompt
+text.
 """
 
 from typing import ClassVar
@@ -49,7 +50,7 @@ class StoreError(SpillcacheError):
 
 
 class StoreLocationError(StoreError):
-    """The directory can't hold a store: a file, read-only, on a network filesystem, another user's."""
+    """The directory can't hold a store: a file, read-only, a network filesystem, another user's."""
 
     code = "KV_STORE_LOCATION"
 
@@ -85,7 +86,10 @@ class ObjectMissing(StoreError):
 
 
 class CorruptBlock(StoreError):
-    """Bytes on disk are not those that were written. The object is quarantined; the chain is shorter."""
+    """Bytes on disk are not those that were written.
+
+    The object is quarantined; the chain is shorter.
+    """
 
     code = "KV_SNAPSHOT_CORRUPT"
 
@@ -127,7 +131,10 @@ class StateRejected(EngineError):
 
 
 class RequestError(SpillcacheError):
-    """A client's request can't be served; ``status`` is the HTTP status, ``param`` the field at fault."""
+    """A client's request can't be served.
+
+    ``status`` is the HTTP status, ``param`` the field at fault.
+    """
 
     code = "REQUEST_INVALID"
     status: ClassVar[int] = 400
@@ -138,7 +145,7 @@ class RequestError(SpillcacheError):
 
 
 class PromptTooLong(RequestError):
-    """The prompt, with room for at least one token of answer, does not fit into a slot's context."""
+    """The prompt, with room for one token of answer, does not fit into a slot's context."""
 
     code = "REQUEST_PROMPT_TOO_LONG"
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics, prefix ``spillcache_``; one registry per process part, so that tests can have several."""
+"""Prometheus metrics, prefix ``spillcache_``; a registry per object: tests can have several."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -6,7 +6,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 class Metrics:
-    """All that is counted. prometheus-client locks each: any thread. ``docs/metrics.md`` lists them."""
+    """All that is counted; ``docs/metrics.md`` lists it. prometheus-client locks: any thread."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -1,9 +1,9 @@
-"""What changes the meaning of cached state, other than the tokens (DESIGN section 3).
+"""What changes the meaning of cached state, other than the tokens (docs/format.md).
 
-Two settings with the same ``Namespace`` may exchange state; any different field makes another namespace, never an error.
+Two settings with the same ``Namespace`` may exchange state; any different field makes another
+namespace, never an error.
 """
 
-import os
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,9 +20,10 @@ _HASH_CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Namespace:
-    """Typed fields, sorted by name; ``digest`` (32 bytes) is the identity, ``id`` its first 8 bytes.
+    """Typed fields, sorted by name; ``digest`` (32 bytes) is the identity.
 
-    The id is a short name within one store; block hashes are chained from the whole digest.
+    ``id``, its first 8 bytes, is a short name within one store; block hashes are chained from the
+    whole digest.
     """
 
     fields: tuple[tuple[str, FieldValue], ...]
@@ -104,15 +105,15 @@ def _decode_fields(data: bytes) -> list[tuple[str, FieldValue]]:
 
 def file_identity(path: Path) -> str:
     """A file's stat identity: changes whenever the file is replaced or written; raises OSError."""
-    s = os.stat(path)
+    s = path.stat()
     return f"{s.st_dev}:{s.st_ino}:{s.st_size}:{s.st_mtime_ns}:{s.st_ctime_ns}"
 
 
 def file_digest(path: Path, stop: Callable[[], bool] = lambda: False) -> bytes:
     """BLAKE3 of a file's content (32 bytes), read once in 8 MiB chunks.
 
-    Asks ``stop`` between chunks and raises InterruptedError when it says so. Raises OSError. Any thread; the GIL is
-    released while hashing.
+    Asks ``stop`` between chunks and raises InterruptedError when it says so. Raises OSError. Any
+    thread; the GIL is released while hashing.
     """
     hasher = blake3()
     buffer = bytearray(_HASH_CHUNK_BYTES)
@@ -133,8 +134,8 @@ def remembered_digest(
 ) -> bytes:
     """``file_digest``, computed once per stat identity.
 
-    ``recall`` and ``remember`` keep it under a key that starts with ``digest:`` (a store's notes). A file that is
-    replaced while it is read is hashed again.
+    ``recall`` and ``remember`` keep it under a key that starts with ``digest:`` (a store's notes).
+    A file that is replaced while it is read is hashed again.
     """
     for _ in range(3):
         identity = file_identity(path)

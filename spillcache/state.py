@@ -1,4 +1,4 @@
-"""The parts that a block's state is made of, and what an engine says about them (DESIGN section 4)."""
+"""The parts that a block's state is made of, and what an engine says about them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ class Part(IntEnum):
 
 
 BlockState = Mapping[Part, Buffer]
-"""One block's state: its parts' payloads. Who owns the buffers is said by whoever hands it over."""
+"""One block's state: its parts' payloads. Who hands it over says who owns the buffers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """What makes a prefix restorable on this engine; all that the tiers need to know of a model.
 
-    A prefix of n blocks is restorable when there is ``KV`` of all n (if ``has_kv``), ``WINDOW`` of the last
-    ``window_blocks``, and ``BOUNDARY`` at block n - 1 (if ``has_boundary``).
+    A prefix of n blocks is restorable when there is ``KV`` of all n (if ``has_kv``), ``WINDOW`` of
+    the last ``window_blocks``, and ``BOUNDARY`` at block n - 1 (if ``has_boundary``).
     """
 
     block_tokens: int = 64
@@ -36,7 +36,10 @@ class Geometry:
     window_blocks: int = 0
     has_boundary: bool = False
     boundary_stride: int = 0
-    """In blocks: an engine with boundaries exports one at every multiple, besides those at ends; 0: only at ends."""
+    """In blocks: an engine with boundaries exports one at every multiple, besides those at ends.
+
+    0: only at ends.
+    """
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -49,5 +52,5 @@ class Geometry:
         return tuple(part for part, present in wanted if present)
 
     def blocks_reusable(self, prompt_tokens: int) -> int:
-        """The most blocks that a prompt can take from a cache: its last token is always computed."""
+        """The most blocks that a prompt can take from a cache: the last token is computed."""
         return max(0, (prompt_tokens - 1) // self.block_tokens)
