@@ -1,0 +1,147 @@
+import struct
+
+import numpy as np
+import pytest
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spillcache.chain import as_tokens, block_hash, chain_hashes, chain_root
+
+DIGEST = bytes(range(32))
+SALT = b"tenant-7"
+
+# Computed once; a change of any of them makes every stored cache unreachable.
+GOLDEN_ROOT = "1aa5d81fd601d7fdf244168788464153d95e50ebfd9fcbcd3c1eb4c65e57022a"
+GOLDEN_SALTED_ROOT = "6536bd40fdaf3719b816730b72f8cf8d69070b4a72eaf1e825ead742e5be42f4"
+GOLDEN_CHAIN = [
+    "97789dea3f0104d3a7428f9e527046c088efa8dcf9a5e786f0a51eaa899e011b",
+    "3bd4f7d0cde00c9119705ccdefc8600c90d4d3fe360069fd90927e43ba3c367b",
+    "2e84e4d30423ef580548d3d877f051b86e27b7311ad2e0d8e4453626a4ae3067",
+]
+GOLDEN_MEDIA_CHAIN = [
+    "97789dea3f0104d3a7428f9e527046c088efa8dcf9a5e786f0a51eaa899e011b",
+    "4e007dbbe585d6492edabf066aace9528d82d52137ed9bc2c4adc736559ae4a4",
+    "015a5afe270e3c56667b2eda9d27be44691b1b34dc4c5607393acc0e5932c4f5",
+]
+
+
+def spelled_out(root: bytes, blocks: list[tuple[list[int], bytes]]) -> list[bytes]:
+    """The formula of docs/format.md, one step at a time, sharing nothing with the package."""
+    hashes = []
+    before = root
+    for tokens, extra in blocks:
+        hasher = blake3()
+        hasher.update(before)
+        for token in tokens:
+            hasher.update(struct.pack("<I", token))
+        hasher.update(struct.pack("<I", len(extra)))
+        hasher.update(extra)
+        before = hasher.digest()
+        hashes.append(before)
+    return hashes
+
+
+def test_roots_are_golden() -> None:
+    assert chain_root(DIGEST).hex() == GOLDEN_ROOT
+    assert chain_root(DIGEST, SALT).hex() == GOLDEN_SALTED_ROOT
+    keyed = blake3(derive_key_context="spillcache v1 chain root")
+    keyed.update(DIGEST)
+    keyed.update(SALT)
+    assert keyed.hexdigest() == GOLDEN_SALTED_ROOT
+
+
+def test_chain_is_golden() -> None:
+    tokens = [*range(6), 2**32 - 1, 262143, 0, 0, 7, 8]
+    root = chain_root(DIGEST)
+    hashes = chain_hashes(root, tokens, 4)
+    assert [digest.hex() for digest in hashes] == GOLDEN_CHAIN
+    assert hashes == spelled_out(root, [(tokens[i : i + 4], b"") for i in (0, 4, 8)])
+
+
+def test_media_change_their_block_and_all_after() -> None:
+    tokens = [*range(6), 2**32 - 1, 262143, 0, 0, 7, 8]
+    root = chain_root(DIGEST)
+    hashes = chain_hashes(root, tokens, 4, {1: b"image digest"})
+    assert [digest.hex() for digest in hashes] == GOLDEN_MEDIA_CHAIN
+    blocks = [(tokens[:4], b""), (tokens[4:8], b"image digest"), (tokens[8:], b"")]
+    assert hashes == spelled_out(root, blocks)
+
+
+def test_an_extra_is_not_a_token() -> None:
+    root = chain_root(DIGEST)
+    as_extra = block_hash(root, as_tokens([1]), struct.pack("<I", 2))
+    assert as_extra != block_hash(root, as_tokens([1, 2]))
+
+
+@given(
+    st.lists(st.integers(0, 2**32 - 1), max_size=40),
+    st.integers(1, 9),
+    st.binary(max_size=9),
+)
+def test_chain_equals_the_formula(tokens: list[int], block_tokens: int, salt: bytes) -> None:
+    root = chain_root(DIGEST, salt)
+    whole = len(tokens) // block_tokens
+    blocks = [
+        (tokens[index * block_tokens : (index + 1) * block_tokens], b"") for index in range(whole)
+    ]
+    assert chain_hashes(root, tokens, block_tokens) == spelled_out(root, blocks)
+
+
+@pytest.mark.parametrize(
+    ("count", "blocks"), [(0, 0), (1, 0), (63, 0), (64, 1), (65, 1), (127, 1), (128, 2)]
+)
+def test_only_whole_blocks_have_a_hash(count: int, blocks: int) -> None:
+    assert len(chain_hashes(chain_root(DIGEST), list(range(count)), 64)) == blocks
+
+
+def test_a_prefix_has_a_prefix_of_the_chain() -> None:
+    root = chain_root(DIGEST)
+    long = chain_hashes(root, np.arange(640), 64)
+    assert chain_hashes(root, np.arange(320), 64) == long[:5]
+    changed = np.arange(640)
+    changed[200] += 1
+    branch = chain_hashes(root, changed, 64)
+    assert branch[:3] == long[:3]
+    assert not set(branch[3:]) & set(long)
+
+
+def test_block_by_block_equals_the_chain() -> None:
+    parent = chain_root(DIGEST)
+    tokens = as_tokens(range(256))
+    for index, expected in enumerate(chain_hashes(parent, tokens, 64, {2: b"x"})):
+        extra = b"x" if index == 2 else b""
+        parent = block_hash(parent, tokens[index * 64 : (index + 1) * 64], extra)
+        assert parent == expected
+
+
+def test_namespaces_and_salts_share_nothing() -> None:
+    other = DIGEST[:-1] + b"\0"
+    roots = {
+        chain_root(DIGEST),
+        chain_root(other),
+        chain_root(DIGEST, b"a"),
+        chain_root(other, b"a"),
+    }
+    assert len(roots) == 4
+    chains = [chain_hashes(root, range(64), 64)[0] for root in roots]
+    assert len(set(chains)) == 4
+
+
+@pytest.mark.parametrize("digest", [b"", bytes(31), bytes(33)])
+def test_a_digest_of_another_length_is_refused(digest: bytes) -> None:
+    with pytest.raises(ValueError, match="32 bytes"):
+        chain_root(digest)
+
+
+@pytest.mark.parametrize("bad", [-1, 2**32])
+def test_ids_outside_u32_are_refused(bad: int) -> None:
+    with pytest.raises(ValueError, match="token ids"):
+        chain_hashes(chain_root(DIGEST), [1, bad], 1)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64])
+def test_any_integer_array_will_do(dtype: type) -> None:
+    root = chain_root(DIGEST)
+    assert chain_hashes(root, np.arange(128, dtype=dtype), 64) == chain_hashes(root, range(128), 64)
+    assert as_tokens(np.arange(3, dtype=dtype)).dtype == np.uint32

@@ -1,0 +1,66 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spillcache.config import GIB, KIB, MIB, EngineConfig, Settings, format_size, parse_size
+from spillcache.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("512b", 512),
+        ("1k", KIB),
+        ("1KiB", KIB),
+        ("1 KB", KIB),
+        ("64MiB", 64 * MIB),
+        ("64GiB", 64 * GIB),
+        ("64G", 64 * GIB),
+        ("1.5g", 3 * GIB // 2),
+        ("2TiB", 2048 * GIB),
+        ("  7m ", 7 * MIB),
+    ],
+)
+def test_sizes_people_write(text: str, size: int) -> None:
+    assert parse_size(text, "--size") == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "big", "-1", "1e9", "1..5G", "G", "10 PiB", "1GiB2", "0x10", "1,5G", "inf"]
+)
+def test_anything_else_is_an_error_that_names_the_flag(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--cache-disk-size: .*64GiB"):
+        parse_size(text, "--cache-disk-size")
+
+
+@given(st.integers(0, 2**50))
+def test_a_count_of_bytes_is_itself(count: int) -> None:
+    assert parse_size(str(count), "--size") == count
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (KIB, "1.0 KiB"),
+        (1536 * MIB, "1.5 GiB"),
+        (5000 * GIB, "4.9 TiB"),
+        (-3 * MIB, "-3.0 MiB"),
+    ],
+)
+def test_sizes_for_people(size: int, text: str) -> None:
+    assert format_size(size) == text
+
+
+def test_settings_are_frozen_and_write_nothing_by_default() -> None:
+    settings = Settings(engine=EngineConfig(model=Path("model.gguf")))
+    assert settings.store is None
+    assert settings.serve.host == "127.0.0.1"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.store = None  # type: ignore[misc]
