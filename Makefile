@@ -1,0 +1,42 @@
+# One command each; `make help` lists them. Paths are relative, so that any directory will do.
+
+PY := .venv/bin/python
+MODEL ?= gemma3-270m
+TOKENS ?= 2048,8192
+PINS := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help: ## List the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+# The `dev` extra holds all of `demo`, so its stamp is written with it and by it.
+.venv/stamp-demo: $(PINS)
+	@.ci/install demo
+	@touch $@
+
+.venv/stamp-dev: $(PINS)
+	@.ci/install dev
+	@touch .venv/stamp-demo $@
+
+demo: .venv/stamp-demo ## Install, fetch the small model, and show what a restart costs (MODEL=, TOKENS=)
+	@mkdir -p out
+	$(PY) -m spillcache bench restart -m "$(MODEL)" --prompt-tokens "$(TOKENS)" --plot out/restart.png
+
+test: .venv/stamp-dev ## Run every test, with branch coverage
+	$(PY) -m pytest --cov --cov-report=term
+
+lint: .venv/stamp-dev ## Check style and types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+bench: .venv/stamp-dev ## Run the benchmarks of docs/benchmarks.md (minutes)
+	@mkdir -p out
+	$(PY) -m spillcache bench restart -m "$(MODEL)" --prompt-tokens "$(TOKENS)" --plot out/restart.png
+	$(PY) bench/memory.py -m "$(MODEL)"
+
+clean: ## Remove what was built, but not .venv
+	rm -rf out dist build .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
