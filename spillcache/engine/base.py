@@ -1,7 +1,8 @@
 """The engine contract: tokens in, logits and state out.
 
-An engine holds ``limits.sequences`` sequences over one shared context. A sequence is a list of positions 0 … length - 1;
-the caller keeps the tokens. Unless a docstring says otherwise, methods are called on one thread, the engine's.
+An engine holds ``limits.sequences`` sequences over one shared context. A sequence is a list of
+positions 0 … length - 1; the caller keeps the tokens. Unless a docstring says otherwise, methods
+are called on one thread, the engine's.
 """
 
 from abc import ABC, abstractmethod
@@ -60,7 +61,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen, in llama.cpp's terms and order: penalties, top_k, top_p, min_p, temperature."""
+    """How the next token is chosen, in llama.cpp's terms and order: penalties, top_k, top_p, min_p,
+    temperature.
+    """
 
     temperature: float = 0.8
     """0 or less: greedy."""
@@ -79,11 +82,15 @@ class SamplingParams:
 
 
 class Sampler(ABC):
-    """One answer's sampler chain with its random state; created by ``Engine.sampler``, used on the engine's thread."""
+    """One answer's sampler chain with its random state; created by ``Engine.sampler``, used on the
+    engine's thread.
+    """
 
     @abstractmethod
     def sample(self, sequence: int) -> int:
-        """The next token, from the logits that the last ``decode`` call left for ``sequence``; accepts it."""
+        """The next token, from the logits that the last ``decode`` call left for ``sequence``;
+        accepts it.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -102,10 +109,14 @@ class SelfTest:
 
 
 class Engine(ABC):
-    """See the module. ``identity``, ``geometry``, ``limits`` and ``info`` are fixed once it is made."""
+    """See the module. ``identity``, ``geometry``, ``limits`` and ``info`` are fixed once it is
+    made.
+    """
 
     identity: Mapping[str, FieldValue]
-    """All that changes the meaning of the state, but the content of the model files: fields of a Namespace."""
+    """All that changes the meaning of the state, but the content of the model files: fields of a
+    Namespace.
+    """
     geometry: Geometry
     limits: Limits
     info: ModelInfo
@@ -114,15 +125,21 @@ class Engine(ABC):
 
     @abstractmethod
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of ``text``; ``add_special``: BOS and the like; ``parse_special``: control tokens in the text."""
+        """Token ids of ``text``; ``add_special``: BOS and the like; ``parse_special``: control
+        tokens in the text.
+        """
 
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for, maybe a part of a UTF-8 character; none for a control token."""
+        """The bytes that a token stands for, maybe a part of a UTF-8 character; none for a control
+        token.
+        """
 
     @abstractmethod
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of ``tokens``, control tokens left out; bytes that are not UTF-8 become U+FFFD."""
+        """The text of ``tokens``, control tokens left out; bytes that are not UTF-8 become
+        U+FFFD.
+        """
 
     @abstractmethod
     def chat_prompt(
@@ -130,8 +147,9 @@ class Engine(ABC):
     ) -> str:
         """The prompt text of a conversation, by the model's chat template.
 
-        Tokenise it with ``add_special=False`` when it starts with BOS, ``parse_special=True``. Raises RequestError when
-        the template refuses the messages (an unknown role, an order it does not know).
+        Tokenise it with ``add_special=False`` when it starts with BOS, ``parse_special=True``.
+        Raises RequestError when the template refuses the messages (an unknown role, an order it
+        does not know).
         """
 
     @abstractmethod
@@ -148,13 +166,16 @@ class Engine(ABC):
     def decode(self, chunks: Sequence[Chunk]) -> None:
         """Append every chunk to its sequence in one call of at most ``limits.call_tokens`` tokens.
 
-        At most one chunk per sequence. Raises ContextFullError, with nothing changed, when the context has no room, and
-        DecodeError when the call failed: then the sequences in it must be cleared.
+        At most one chunk per sequence. Raises ContextFullError, with nothing changed, when the
+        context has no room, and DecodeError when the call failed: then the sequences in it must be
+        cleared.
         """
 
     @abstractmethod
     def logits(self, sequence: int) -> Logits:
-        """A copy of the logits that the last ``decode`` call left for ``sequence``: float32 [vocabulary]."""
+        """A copy of the logits that the last ``decode`` call left for ``sequence``: float32
+        [vocabulary].
+        """
 
     @abstractmethod
     def sampler(self, params: SamplingParams, history: Tokens) -> Sampler:
@@ -164,22 +185,26 @@ class Engine(ABC):
     def export(self, sequence: int, block: int, *, boundary: bool = False) -> BlockState:
         """The state parts of whole block ``block``, right after the call that completed it.
 
-        ``kv`` and ``window`` (where the engine has them) of the block's positions and, if ``boundary`` and the sequence
-        ends with this very block, the ``boundary``. A window that the engine no longer has, or never had (placeholders),
-        is left out. The views are the engine's and stay valid until its next call: copy what you keep.
+        ``kv`` and ``window`` (where the engine has them) of the block's positions and, if
+        ``boundary`` and the sequence ends with this very block, the ``boundary``. A window that the
+        engine no longer has, or never had (placeholders), is left out. The views are the engine's
+        and stay valid until its next call: copy what you keep.
         """
 
     @abstractmethod
     def import_(self, sequence: int, block: int, state: BlockState) -> None:
         """Append block ``block`` to a sequence of exactly ``block`` blocks, from its state parts.
 
-        Blocks come in ascending order; parts that are not needed there (old windows, boundaries before the end) may be
-        missing. The payloads are copied before it returns. Raises StateRejected: then the sequence must be cleared.
+        Blocks come in ascending order; parts that are not needed there (old windows, boundaries
+        before the end) may be missing. The payloads are copied before it returns. Raises
+        StateRejected: then the sequence must be cleared.
         """
 
     @abstractmethod
     def restored(self, sequence: int) -> bool:
-        """Whether everything that decoding needs after the last ``import_`` is there; call before ``decode``."""
+        """Whether everything that decoding needs after the last ``import_`` is there; call before
+        ``decode``.
+        """
 
     @abstractmethod
     def can_truncate(self, sequence: int, length: int) -> bool:
@@ -187,13 +212,17 @@ class Engine(ABC):
 
     @abstractmethod
     def truncate(self, sequence: int, length: int) -> None:
-        """Forget all positions from ``length`` on; raises StateRejected when ``can_truncate`` says no."""
+        """Forget all positions from ``length`` on; raises StateRejected when ``can_truncate`` says
+        no.
+        """
 
     @abstractmethod
     def fork(self, source: int, target: int, length: int) -> bool:
-        """Make ``target`` (cleared first) share the first ``length`` positions of ``source``, without a copy.
+        """Make ``target`` (cleared first) share the first ``length`` positions of ``source``,
+        without a copy.
 
-        False, and ``target`` empty, when a window or boundary is missing there: import the prefix instead.
+        False, and ``target`` empty, when a window or boundary is missing there: import the prefix
+        instead.
         """
 
     @abstractmethod
@@ -202,7 +231,8 @@ class Engine(ABC):
 
     @abstractmethod
     def self_test(self) -> SelfTest:
-        """Prove that state survives export and import on this library, model and device; needs an idle engine.
+        """Prove that state survives export and import on this library, model and device; needs an
+        idle engine.
 
         Leaves every sequence empty.
         """

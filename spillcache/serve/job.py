@@ -30,7 +30,9 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts. ``cached``: by the tier each reused prompt token came from; all others were computed."""
+    """Token counts. ``cached``: by the tier each reused prompt token came from; all others were
+    computed.
+    """
 
     prompt: int
     generated: int
@@ -58,7 +60,9 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class TextEvent:
-    """A piece of the answer; ``text`` may be empty while a character or a stop string is incomplete."""
+    """A piece of the answer; ``text`` may be empty while a character or a stop string is
+    incomplete.
+    """
 
     text: str
     token: int
@@ -84,11 +88,15 @@ class ErrorEvent:
 
 Event = TextEvent | DoneEvent | ErrorEvent
 Listener = Callable[[Event], None]
-"""Called on the scheduler's thread; must not block. Nothing follows a DoneEvent or an ErrorEvent."""
+"""Called on the scheduler's thread; must not block. Nothing follows a DoneEvent or an
+ErrorEvent.
+"""
 
 
 class Ticket:
-    """The handle of a submitted request; ``cancel`` may be called on any thread, any number of times."""
+    """The handle of a submitted request; ``cancel`` may be called on any thread, any number of
+    times.
+    """
 
     __slots__ = ("_cancelled",)
 

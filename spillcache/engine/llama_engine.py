@@ -1,0 +1,439 @@
+"""llama.cpp as an engine: unified KV, one spare sequence through which blocks travel.
+
+``seq_cp`` in a unified cache only tags cells, so the spare sequence can take any block's positions
+out of a live sequence (``export``) or bring them in (``import_``) without disturbing it.
+"""
+
+import ctypes
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from spillcache.config import EngineConfig
+from spillcache.engine.base import (
+    Chunk,
+    Engine,
+    Limits,
+    Logits,
+    ModelInfo,
+    Sampler,
+    SamplingParams,
+    SelfTest,
+    Tokens,
+)
+from spillcache.engine.llama_batch import LlamaBatch
+from spillcache.engine.llama_library import PARTIAL_ONLY, library, load_model, new_context
+from spillcache.engine.llama_sampler import LlamaSampler
+from spillcache.engine.llama_sections import HEADER_BYTES, header
+from spillcache.engine.llama_state import LlamaState
+from spillcache.engine.llama_text import LlamaText
+from spillcache.engine.self_test import run_self_test
+from spillcache.errors import ConfigError, ContextFullError, DecodeError, StateRejected
+from spillcache.namespace import FieldValue
+from spillcache.state import BlockState, Buffer, Part
+
+log = logging.getLogger("spillcache.engine")
+
+_NO_SLOT = 1
+"""llama_decode: no cells for this batch; nothing was changed."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """What we must remember of a sequence, because llama.cpp accepts its absence silently."""
+
+    length: int = 0
+    windows_from: int = 0
+    """Positions below hold placeholders, not windows."""
+    boundary_at: int = 0
+    """Recurrent state is the one after this many positions."""
+
+
+class LlamaEngine(Engine):
+    """See Engine. Raises ModelLoadError, EngineLibraryError and ConfigError when made."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._lib = library()
+        self._api = self._lib.api
+        if config.ubatch_tokens < config.block_tokens:
+            raise ConfigError(f"-ub must be at least {config.block_tokens}, one block")
+        self._model: Any = load_model(self._lib, config)
+        self._context: Any = None
+        try:
+            self._open(config)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, config: EngineConfig) -> None:
+        api, block = self._api, config.block_tokens
+        trained = int(api.llama_model_n_ctx_train(self._model))
+        cells = config.context_tokens or trained
+        cells = max(-(-cells // 256) * 256, 2 * block)
+        self._spare = config.slots
+        self._context = new_context(self._lib, self._model, config, config.slots + 1, cells)
+        self._memory = api.llama_get_memory(self._context)
+        self._text = LlamaText(api, self._model, config.chat_template)
+        self._sequences = [_Sequence() for _ in range(config.slots)]
+        self.limits = Limits(
+            context_tokens=int(api.llama_n_ctx(self._context)),
+            train_tokens=trained,
+            call_tokens=int(api.llama_n_ubatch(self._context)) // block * block,
+            sequences=config.slots,
+            vocabulary=self._text.size,
+        )
+        self._batch = LlamaBatch(api, self.limits.call_tokens)
+        self._buffer = bytearray(1 << 20)
+        self._state = self._probe()
+        self.geometry = self._state.geometry(block, self.limits.call_tokens)
+        self.identity = self._identity()
+        self.info = self._info()
+
+    # What it is.
+
+    def _probe(self) -> LlamaState:
+        """Compute one block of arbitrary tokens and read the layout of its state; also warms up."""
+        block = self._config.block_tokens
+        tokens = (np.arange(block) % self.limits.vocabulary).astype(np.uint32)
+        self.decode([Chunk(0, tokens)])
+        self._copy_to_spare(0, 0, block)
+        full, second = self._sizes(self._spare)
+        blob = bytes(self._read(self._spare, full, 0))
+        self._drop(self._spare)
+        self._forget_all()
+        recurrent = bool(self._api.llama_model_is_recurrent(self._model))
+        hybrid = bool(self._api.llama_model_is_hybrid(self._model))
+        multi_rope = int(self._api.llama_model_rope_type(self._model)) in (8, 24, 40)
+        return LlamaState.read(
+            blob,
+            len(blob) if recurrent else second,
+            recurrent=recurrent,
+            hybrid=hybrid,
+            extra_words=3 if multi_rope else 0,
+            window_tokens=int(self._api.llama_model_n_swa(self._model)),
+            block_tokens=block,
+        )
+
+    def _identity(self) -> Mapping[str, FieldValue]:
+        """All that changes the meaning of state, but the model's content; see Engine."""
+        config, state = self._config, self._state
+        original = self._meta("rope.scaling.original_context_length")
+        return {
+            "engine": "llama.cpp",
+            "library": self._lib.version,
+            "library_digest": self._lib.digest,
+            "device": self._lib.devices,
+            "offload": config.gpu_layers != 0 and bool(self._api.llama_supports_gpu_offload()),
+            "state_format": state.state_format,
+            "type_k": config.type_k,
+            "type_v": config.type_v,
+            # What "auto" came to: without flash attention V is stored transposed.
+            "flash_attention": not state.v_trans,
+            "rotation_k": state.rotation[0],
+            "rotation_v": state.rotation[1],
+            "rotation_disabled": os.environ.get("LLAMA_ATTN_ROT_DISABLE", ""),
+            # Some models switch RoPE factors when the context outgrows the one they began with.
+            "rope_long": bool(original) and self.limits.context_tokens > int(original or 0),
+            "rope_scale": float(self._api.llama_model_rope_freq_scale_train(self._model)),
+            "block_tokens": config.block_tokens,
+            "tag": config.namespace_tag,
+        }
+
+    def _info(self) -> ModelInfo:
+        api, room = self._api, ctypes.create_string_buffer(256)
+        api.llama_model_desc(self._model, room, len(room))
+        return ModelInfo(
+            name=self._config.model.stem,
+            description=room.value.decode(errors="replace"),
+            size_bytes=int(api.llama_model_size(self._model)),
+            parameters=int(api.llama_model_n_params(self._model)),
+            embedding=int(api.llama_model_n_embd(self._model)),
+            bos_token=self._text.bos_token,
+            eos_token=self._text.eos_token,
+            chat_template=self._text.template.source,
+        )
+
+    def _meta(self, key: str) -> str | None:
+        room = ctypes.create_string_buffer(256)
+        arch = self._meta_exact("general.architecture", room) or ""
+        return self._meta_exact(f"{arch}.{key}", room)
+
+    def _meta_exact(self, key: str, room: Any) -> str | None:
+        count = self._api.llama_model_meta_val_str(self._model, key.encode(), room, len(room))
+        return room.value.decode(errors="replace") if count >= 0 else None
+
+    # Text.
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """See Engine."""
+        return self._text.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def token_bytes(self, token: int) -> bytes:
+        """See Engine."""
+        return self._text.token_bytes(token)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """See Engine."""
+        return self._text.detokenize(tokens)
+
+    def is_end(self, token: int) -> bool:
+        """See Engine."""
+        return self._text.is_end(token)
+
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """See Engine."""
+        return self._text.chat_prompt(messages, add_generation_prompt=add_generation_prompt)
+
+    # Tokens in, logits out.
+
+    def length(self, sequence: int) -> int:
+        """See Engine."""
+        return self._sequences[sequence].length
+
+    def decode(self, chunks: Sequence[Chunk]) -> None:
+        """See Engine."""
+        starts = [self._sequences[chunk.sequence].length for chunk in chunks]
+        self._batch.fill(chunks, starts)
+        code = int(self._api.llama_decode(self._context, self._batch.native))
+        if code == _NO_SLOT:
+            raise ContextFullError(
+                f"the context of {self.limits.context_tokens} tokens is full; give a larger -c"
+            )
+        for chunk in chunks:
+            sequence = self._sequences[chunk.sequence]
+            sequence.length += len(chunk.tokens)
+            sequence.boundary_at = sequence.length
+        if code != 0:
+            raise DecodeError(f"llama_decode failed with code {code}")
+
+    def logits(self, sequence: int) -> Logits:
+        """See Engine."""
+        row = self._api.llama_get_logits_ith(self._context, self._row(sequence))
+        return np.ctypeslib.as_array(row, (self.limits.vocabulary,)).copy()
+
+    def sampler(self, params: SamplingParams, history: Tokens) -> Sampler:
+        """See Engine."""
+        return LlamaSampler(
+            self._api,
+            self._context,
+            self._model,
+            params,
+            history,
+            self._row,
+            lambda: self._ends,
+        )
+
+    def _row(self, sequence: int) -> int:
+        return self._batch.rows[sequence]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return [token for token in range(self.limits.vocabulary) if self._text.is_end(token)]
+
+    # State out.
+
+    def export(self, sequence: int, block: int, *, boundary: bool = False) -> BlockState:
+        """See Engine."""
+        state, start = self._state, block * self.geometry.block_tokens
+        stop = start + self.geometry.block_tokens
+        with_boundary = boundary and state.recurrent is not None
+        if with_boundary and self._sequences[sequence].length != stop:
+            raise StateRejected("a boundary can only be taken where the sequence ends")
+        parts: dict[Part, Buffer] = {}
+        # One buffer holds everything: the block's sections first, the boundary behind them.
+        used = 0
+        if state.kv is not None:
+            self._copy_to_spare(sequence, start, stop)
+            full, second = self._sizes(self._spare)
+            view = self._read(self._spare, full, 0)
+            self._drop(self._spare)
+            used, first_end = full, HEADER_BYTES + full - second
+            parts[Part.KV] = view[HEADER_BYTES:first_end]
+            if self._has_window(view[first_end:], sequence, start, stop):
+                parts[Part.WINDOW] = view[first_end:]
+        if with_boundary:
+            size = self._size(sequence, PARTIAL_ONLY)
+            parts[Part.BOUNDARY] = self._read(sequence, size, used, PARTIAL_ONLY)[HEADER_BYTES:]
+            if Part.KV in parts:  # the buffer may have grown: slice again
+                view = memoryview(self._buffer)[:used]
+                parts[Part.KV] = view[HEADER_BYTES:first_end]
+        return parts
+
+    def _has_window(self, section: memoryview, sequence: int, start: int, stop: int) -> bool:
+        window = self._state.window
+        if window is None or start < self._sequences[sequence].windows_from:
+            return False
+        if len(section) != window.size:
+            return False
+        try:
+            window.check(section, start, stop)
+        except StateRejected:
+            return False
+        return True
+
+    # State in.
+
+    def import_(self, sequence: int, block: int, state: BlockState) -> None:
+        """See Engine."""
+        known, start = self._sequences[sequence], block * self.geometry.block_tokens
+        stop = start + self.geometry.block_tokens
+        if known.length != start:
+            raise StateRejected(f"block {block} does not follow a sequence of {known.length}")
+        if self._state.kv is not None:
+            self._import_attention(sequence, start, stop, state)
+        if self._state.window is not None and Part.WINDOW not in state:
+            known.windows_from = stop
+        boundary = state.get(Part.BOUNDARY)
+        if self._state.recurrent is not None and boundary is not None:
+            self._state.recurrent.check(boundary, stop - 1)
+            self._write(sequence, (header(sequence), boundary), PARTIAL_ONLY)
+            known.boundary_at = stop
+        known.length = stop
+
+    def _import_attention(self, sequence: int, start: int, stop: int, state: BlockState) -> None:
+        kv, layout = state.get(Part.KV), self._state.kv
+        if kv is None or layout is None:
+            raise StateRejected("a block without its kv part")
+        layout.check(kv, start, stop)
+        second: Buffer = b""
+        if self._state.blank is not None:
+            window = state.get(Part.WINDOW)
+            if window is not None:
+                self._state.blank.layout.check(window, start, stop)
+            second = self._state.blank.at(start) if window is None else window
+        elif self._state.recurrent is not None:
+            second = self._state.recurrent.empty
+        self._write(self._spare, (header(self._spare), kv, second), 0)
+        self._api.llama_memory_seq_cp(self._memory, self._spare, sequence, -1, -1)
+        self._drop(self._spare)
+
+    def restored(self, sequence: int) -> bool:
+        """See Engine."""
+        return self._can_go_on(self._sequences[sequence], self._sequences[sequence].length)
+
+    def _can_go_on(self, known: _Sequence, length: int) -> bool:
+        if self._state.recurrent is not None and known.boundary_at != length:
+            return length == 0
+        return known.windows_from <= max(0, length - self._state.window_tokens)
+
+    # Sequences.
+
+    def can_truncate(self, sequence: int, length: int) -> bool:
+        """See Engine."""
+        known = self._sequences[sequence]
+        if length > known.length:
+            return False
+        if length in (0, known.length):
+            return True
+        if not self._can_go_on(known, length):
+            return False
+        if self._state.window is None:
+            return True
+        # llama.cpp keeps a sequence's window cells without gaps from here on.
+        oldest = int(self._api.llama_memory_seq_pos_min(self._memory, sequence))
+        return 0 <= oldest <= max(0, length - self._state.window_tokens)
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """See Engine."""
+        if not self.can_truncate(sequence, length):
+            raise StateRejected(f"the state at position {length} is gone")
+        known = self._sequences[sequence]
+        if length == known.length:
+            return
+        if length == 0:
+            self.clear(sequence)
+            return
+        if not self._api.llama_memory_seq_rm(self._memory, sequence, length, -1):
+            raise StateRejected(f"llama.cpp can't truncate the sequence to {length}")
+        known.length = known.boundary_at = length
+
+    def fork(self, source: int, target: int, length: int) -> bool:
+        """See Engine."""
+        self.clear(target)
+        if not self.can_truncate(source, length):
+            return False
+        known = self._sequences[source]
+        self._api.llama_memory_seq_cp(self._memory, source, target, 0, length)
+        self._sequences[target] = _Sequence(length, known.windows_from, length)
+        return True
+
+    def clear(self, sequence: int) -> None:
+        """See Engine."""
+        self._drop(sequence)
+        self._sequences[sequence] = _Sequence()
+
+    def self_test(self) -> SelfTest:
+        """See Engine."""
+        if self._state.problem:
+            return SelfTest(False, False, self._state.problem)
+        try:
+            return run_self_test(self, self._state.spoiled)
+        finally:
+            self._forget_all()
+
+    def close(self) -> None:
+        """See Engine."""
+        if getattr(self, "_text", None) is not None:
+            self._text.close()
+        if self._context is not None:
+            self._api.llama_free(self._context)
+            self._context = None
+        if self._model is not None:
+            self._api.llama_model_free(self._model)
+            self._model = None
+
+    # llama.cpp's memory.
+
+    def _forget_all(self) -> None:
+        # A fresh context's cell layout comes back: warm runs lay out cells as cold ones.
+        self._api.llama_memory_clear(self._memory, False)
+        self._sequences = [_Sequence() for _ in self._sequences]
+
+    def _copy_to_spare(self, sequence: int, start: int, stop: int) -> None:
+        self._api.llama_memory_seq_cp(self._memory, sequence, self._spare, start, stop)
+
+    def _drop(self, sequence: int) -> None:
+        self._api.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+
+    def _size(self, sequence: int, flags: int) -> int:
+        return int(self._api.llama_state_seq_get_size_ext(self._context, sequence, flags))
+
+    def _sizes(self, sequence: int) -> tuple[int, int]:
+        """(bytes of the whole blob, bytes of its header and second section)."""
+        full, partial = self._size(sequence, 0), self._size(sequence, PARTIAL_ONLY)
+        # A plain cache ignores the flag: then there is no second section.
+        return full, partial if partial < full else HEADER_BYTES
+
+    def _read(self, sequence: int, size: int, offset: int, flags: int = 0) -> memoryview:
+        """State of ``sequence`` in our buffer from ``offset`` on; valid until it is used again."""
+        self._grow(offset + size)
+        target = (ctypes.c_uint8 * size).from_buffer(self._buffer, offset)
+        count = self._api.llama_state_seq_get_data_ext(self._context, target, size, sequence, flags)
+        if count != size:
+            raise StateRejected(f"llama.cpp exported {count} of {size} bytes")
+        return memoryview(self._buffer)[offset : offset + size]
+
+    def _write(self, sequence: int, pieces: Sequence[Buffer], flags: int) -> None:
+        size = sum(len(piece) for piece in pieces)
+        self._grow(size)
+        at = 0
+        for piece in pieces:
+            self._buffer[at : at + len(piece)] = piece
+            at += len(piece)
+        source = (ctypes.c_uint8 * size).from_buffer(self._buffer)
+        count = self._api.llama_state_seq_set_data_ext(self._context, source, size, sequence, flags)
+        if count != size:
+            raise StateRejected(f"llama.cpp took {count} of {size} bytes")
+
+    def _grow(self, size: int) -> None:
+        if size > len(self._buffer):
+            # A new one, not a resize: views of the old one may still be held.
+            self._buffer = self._buffer + bytes(max(size - len(self._buffer), len(self._buffer)))

@@ -1,0 +1,184 @@
+"""How llama.cpp lays out a sequence's state, as far as we must know it (docs/format.md, "llama.cpp
+payloads").
+
+A blob is an 8-byte header and one or two sections. We never rewrite attention rows; we read the
+layout of a section once to check later ones, to make window placeholders, and to make an empty
+recurrent section. Little-endian throughout:
+
+    header    u32 magic | i32 sequence
+    KV        u32 streams (1) | u32 cells
+              per cell: i32 position, u32 sequences (1), [3 × i32 with M-RoPE], i32 sequence
+              u32 v_trans | u32 layers | [u32 k_rotation, u32 v_rotation in state format 4]
+              per layer K: i32 type, u64 row bytes, cells × row
+              per layer V: the same, or transposed:
+              i32 type, u32 element bytes, u32 rows, rows × cells × element
+    recurrent u32 cells | per cell: i32 position, u32 sequences (0) | u32 s_trans | u32 layers
+              records: i32 type, u64 row bytes, cells × row
+
+Source: llama.cpp, src/llama-kv-cache.cpp and src/llama-memory-recurrent.cpp, checked by experiment
+on state formats 3, 4.
+"""
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from spillcache.errors import StateRejected
+from spillcache.state import Buffer
+
+MAGIC = 0xAF143CD8
+HEADER_BYTES = 8
+_CELLS_AT = 8
+_U32X2, _ROW, _TRANSPOSED = struct.Struct("<II"), struct.Struct("<iQ"), struct.Struct("<iII")
+
+
+def header(sequence: int) -> bytes:
+    """A blob's first 8 bytes."""
+    return struct.pack("<Ii", MAGIC, sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """The layout of one KV section: all of it is fixed for a context and a count of cells."""
+
+    cells: int
+    cell_bytes: int
+    v_trans: bool
+    layers: int
+    state_format: int
+    rotation: tuple[int, int]
+    data: tuple[tuple[int, int], ...]
+    """(offset, bytes) of every run of rows."""
+    size: int
+
+    def positions(self, section: Buffer) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+        """The cells' positions, as stored in ``section``."""
+        words = np.frombuffer(section, "<i4", self.cells * self.cell_bytes // 4, _CELLS_AT)
+        return words.reshape(self.cells, self.cell_bytes // 4)[:, 0]
+
+    def check(self, section: Buffer, start: int, stop: int) -> None:
+        """Raise StateRejected unless ``section`` has this layout and holds the cells start … stop -
+        1.
+        """
+        if len(section) != self.size:
+            raise StateRejected(f"a KV section of {len(section)} bytes, not {self.size}")
+        if _U32X2.unpack_from(section, 0) != (1, self.cells):
+            raise StateRejected("a KV section with another number of cells")
+        found = _U32X2.unpack_from(section, _CELLS_AT + self.cells * self.cell_bytes)
+        if found != (int(self.v_trans), self.layers):
+            raise StateRejected("a KV section with another layout")
+        if not np.array_equal(np.sort(self.positions(section)), np.arange(start, stop)):
+            raise StateRejected("a KV section of other positions")
+
+    def zeroed(self, section: Buffer) -> bytearray:
+        """A copy of ``section`` whose rows are all zero."""
+        out = bytearray(section)
+        for offset, size in self.data:
+            out[offset : offset + size] = bytes(size)
+        return out
+
+
+def parse_kv(section: Buffer, extra_words: int) -> KVLayout | None:
+    """The layout of a KV section, or None if it is not one that we know.
+
+    ``extra_words``: 32-bit words per cell beyond the usual (3 with M-RoPE). The state format (3 or
+    4) is the one under which the section's length comes out exactly.
+    """
+    for state_format in (3, 4):
+        try:
+            layout = _parse_kv(section, extra_words, state_format)
+        except struct.error:
+            continue
+        if layout is not None and layout.size == len(section):
+            return layout
+    return None
+
+
+def _parse_kv(section: Buffer, extra_words: int, state_format: int) -> KVLayout | None:
+    streams, cells = _U32X2.unpack_from(section, 0)
+    cell_bytes = 12 + 4 * extra_words
+    at = _CELLS_AT + cells * cell_bytes
+    v_trans, layers = _U32X2.unpack_from(section, at)
+    if streams != 1 or v_trans > 1 or layers > 4096:
+        return None
+    at += 8
+    rotation = (0, 0)
+    if state_format >= 4:
+        rotation = _U32X2.unpack_from(section, at)
+        at += 8
+    data: list[tuple[int, int]] = []
+    for transposed in (False, bool(v_trans)):
+        for _ in range(layers):
+            if transposed:
+                _, element, rows = _TRANSPOSED.unpack_from(section, at)
+                size = rows * cells * element
+            else:
+                _, row = _ROW.unpack_from(section, at)
+                size = cells * row
+            data.append((at + 12, size))
+            at += 12 + size
+            if at > len(section):
+                return None
+    return KVLayout(
+        cells, cell_bytes, bool(v_trans), layers, state_format, rotation, tuple(data), at
+    )
+
+
+class Placeholder:
+    """A window section whose rows are zero, renumbered for every use.
+
+    Its cells are masked anyway; they keep the cell layout, and so the bits, of a cold run.
+    """
+
+    def __init__(self, layout: KVLayout, section: Buffer) -> None:
+        self.layout = layout
+        self._section = layout.zeroed(section)
+        self._positions = layout.positions(self._section)
+
+    def at(self, start: int) -> bytearray:
+        """The section with the positions from ``start`` on; ours, valid until the next call."""
+        self._positions[:] = np.arange(start, start + self.layout.cells)
+        return self._section
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentLayout:
+    """The layout of a recurrent section with one cell."""
+
+    empty: bytes
+    """The same section with no cell: the records' headers without data."""
+    data: tuple[tuple[int, int], ...]
+    size: int
+
+    def check(self, section: Buffer, position: int) -> None:
+        """Raise StateRejected unless ``section`` is one cell of this layout, at ``position``."""
+        if len(section) != self.size:
+            raise StateRejected(f"a recurrent state of {len(section)} bytes, not {self.size}")
+        cells, found = struct.unpack_from("<Ii", section, 0)
+        if cells != 1 or found != position:
+            raise StateRejected("a recurrent state of another position")
+
+    def zeroed(self, section: Buffer) -> bytearray:
+        """A copy of ``section`` whose rows are all zero."""
+        out = bytearray(section)
+        for offset, size in self.data:
+            out[offset : offset + size] = bytes(size)
+        return out
+
+
+def parse_recurrent(section: Buffer) -> RecurrentLayout | None:
+    """The layout of a recurrent section with one cell, or None if it is not one that we know."""
+    try:
+        cells, _position, sequences, s_trans, layers = struct.unpack_from("<IiIII", section, 0)
+        if (cells, sequences) != (1, 0) or layers > 4096:
+            return None
+        empty, data, at = bytearray(struct.pack("<III", 0, s_trans, layers)), [], 20
+        while at < len(section):
+            kind, row = _ROW.unpack_from(section, at)
+            empty += _ROW.pack(kind, row)
+            data.append((at + 12, row))
+            at += 12 + row
+    except struct.error:
+        return None
+    return RecurrentLayout(bytes(empty), tuple(data), at) if at == len(section) else None

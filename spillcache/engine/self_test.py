@@ -1,0 +1,118 @@
+"""The proof, before any tier is used, that this engine's state survives export and import."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from spillcache.engine.base import Chunk, Engine, Logits, SelfTest, Tokens
+from spillcache.errors import EngineError
+from spillcache.state import BlockState, Buffer, Part
+
+TAIL_TOKENS = 5
+STEPS = 4
+Block = Mapping[Part, Buffer]
+
+
+def run_self_test(engine: Engine, spoil: Callable[[BlockState], Block]) -> SelfTest:
+    """Prefill a little more than a window, export, import, compare; sequence 0, on an idle engine.
+
+    Two controls: with spoilt state (``spoil``) the logits must differ from the cold ones, with the
+    real state they must equal them: bit for bit, or within what two cold runs in different cell
+    layouts differ.
+    """
+    size = engine.geometry.block_tokens
+    blocks = engine.geometry.window_blocks + 2
+    if (blocks + 1) * size > engine.limits.context_tokens:
+        return SelfTest(
+            False, False, "the context is too small for the self-test; give a larger -c"
+        )
+    tokens = _some_tokens(engine, blocks * size + TAIL_TOKENS)
+    try:
+        saved = _prefill(engine, tokens, blocks)
+        cold = _go_on(engine, tokens[blocks * size :])
+        spoilt = _restore(engine, [spoil(block) for block in saved], tokens[blocks * size :])
+        warm = _restore(engine, saved, tokens[blocks * size :])
+    except EngineError as error:
+        return SelfTest(False, False, f"the engine refused its own state: {error}")
+    if spoilt is not None and np.array_equal(cold, spoilt):
+        return SelfTest(False, False, "importing state has no effect on this engine")
+    if warm is None:
+        return SelfTest(False, False, "restored state lacks a part that decoding needs")
+    if np.array_equal(cold, warm):
+        return SelfTest(True, True, f"{blocks * size} restored tokens: bit-identical to cold")
+    return _within_noise(engine, tokens, blocks, cold, warm)
+
+
+def _within_noise(
+    engine: Engine, tokens: Tokens, blocks: int, cold: Logits, warm: Logits
+) -> SelfTest:
+    """Compare with a second cold run whose cells lie elsewhere, behind another sequence's."""
+    found = mean_kl(cold, warm)
+    if engine.limits.sequences < 2:
+        return SelfTest(False, False, f"restored state gives other logits (mean KL {found:.2g})")
+    size = engine.geometry.block_tokens
+    engine.clear(0)
+    engine.decode([Chunk(1, tokens[:size])])
+    _prefill(engine, tokens, blocks)
+    noise = mean_kl(cold, _go_on(engine, tokens[blocks * size :]))
+    detail = f"mean KL to cold {found:.2g}, between two cold cell layouts {noise:.2g}"
+    return SelfTest(found <= noise, False, detail)
+
+
+def _some_tokens(engine: Engine, count: int) -> Tokens:
+    rng = np.random.default_rng(20260101)
+    return rng.integers(0, engine.limits.vocabulary, count).astype(np.uint32)
+
+
+def _prefill(engine: Engine, tokens: Tokens, blocks: int) -> list[Block]:
+    """Compute whole blocks call by call, exporting each right after the call that completed it."""
+    size, call = engine.geometry.block_tokens, engine.limits.call_tokens
+    engine.clear(0)
+    saved: list[Block] = []
+    for start in range(0, blocks * size, call):
+        stop = min(start + call, blocks * size)
+        engine.decode([Chunk(0, tokens[start:stop])])
+        for block in range(start // size, stop // size):
+            last = (block + 1) * size == stop
+            state = engine.export(0, block, boundary=last)
+            saved.append({part: bytes(payload) for part, payload in state.items()})
+    return saved
+
+
+def _go_on(engine: Engine, tail: Tokens) -> Logits:
+    """Logits after the tail (one call) and a few greedy steps: float32 [1 + STEPS, vocabulary]."""
+    engine.decode([Chunk(0, tail, logits=True)])
+    rows = [engine.logits(0)]
+    for _ in range(STEPS):
+        engine.decode([Chunk(0, np.array([rows[-1].argmax()], np.uint32), logits=True)])
+        rows.append(engine.logits(0))
+    return np.stack(rows)
+
+
+def _restore(engine: Engine, saved: list[Block], tail: Tokens) -> Logits | None:
+    """Import ``saved`` as a restore would, and go on; None when the engine says that a part is
+    missing.
+    """
+    engine.clear(0)
+    windows = len(saved) - engine.geometry.window_blocks
+    for index, block in enumerate(saved):
+        wanted = {
+            part: payload
+            for part, payload in block.items()
+            if not (part is Part.WINDOW and index < windows)
+            and not (part is Part.BOUNDARY and index < len(saved) - 1)
+        }
+        engine.import_(0, index, wanted)
+    return _go_on(engine, tail) if engine.restored(0) else None
+
+
+def mean_kl(p_logits: Logits, q_logits: Logits) -> float:
+    """Mean over rows of KL(softmax p ‖ softmax q), in nats; both float32 [rows, vocabulary]."""
+    p, q = _log_softmax(p_logits), _log_softmax(q_logits)
+    return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
+
+
+def _log_softmax(logits: Logits) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+    x = logits.astype(np.float64)
+    x -= x.max(axis=-1, keepdims=True)
+    return np.asarray(x - np.log(np.exp(x).sum(axis=-1, keepdims=True)))
