@@ -19,6 +19,7 @@
     └── RequestError           a client's request can't be served           REQUEST_INVALID
         ├── PromptTooLong      more tokens than the context holds           REQUEST_PROMPT_TOO_LONG
         ├── Unsupported        understood, but not offered                  REQUEST_UNSUPPORTED
+        ├── BodyTooLarge       more bytes than the server reads             REQUEST_TOO_LARGE
         ├── Unauthorized       no key, or a wrong one                       REQUEST_UNAUTHORIZED
         ├── Overloaded         the queue is full                            SERVER_OVERLOADED
         └── NotReady           the model loads, or the server stops         SERVER_NOT_READY
@@ -154,6 +155,13 @@ class Unsupported(RequestError):
     """The field is understood but this server does not offer it; ignoring it would be a lie."""
 
     code = "REQUEST_UNSUPPORTED"
+
+
+class BodyTooLarge(RequestError):
+    """The request's body is larger than the server reads."""
+
+    code = "REQUEST_TOO_LARGE"
+    status = 413
 
 
 class Unauthorized(RequestError):
