@@ -14,6 +14,8 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from spillcache.namespace import Namespace
+
 BlockHash = NewType("BlockHash", bytes)
 """32 bytes; a type of its own, so that it can't be confused with another digest."""
 
@@ -59,6 +61,72 @@ def chain_hashes(
         parent = BlockHash(blake3(parent + whole[start : start + width] + suffix).digest())
         out.append(parent)
     return out
+
+
+class Chain:
+    """A growing list of tokens in one namespace, with the hashes of its whole blocks.
+
+    Mutable and without a lock: its owner uses it on one thread.
+    """
+
+    __slots__ = ("_buffer", "_length", "block_tokens", "hashes", "namespace", "root")
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        block_tokens: int,
+        tokens: Sequence[int] | NDArray[np.integer] = (),
+        salt: bytes = b"",
+    ) -> None:
+        self.namespace = namespace
+        self.block_tokens = block_tokens
+        self.root = chain_root(namespace.digest, salt)
+        self.hashes: list[BlockHash] = []
+        self._buffer = np.empty(max(256, len(tokens)), np.uint32)
+        self._length = 0
+        self.extend(tokens)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def tokens(self) -> NDArray[np.uint32]:
+        """All tokens: a view that is valid until the chain changes."""
+        return self._buffer[: self._length]
+
+    @property
+    def blocks(self) -> int:
+        """How many whole blocks there are."""
+        return len(self.hashes)
+
+    def parent(self, block: int) -> BlockHash:
+        """The hash before block ``block``: its predecessor's, or the root."""
+        return self.hashes[block - 1] if block else self.root
+
+    def extend(self, tokens: Sequence[int] | NDArray[np.integer]) -> None:
+        """Append tokens; raises ValueError for ids outside u32."""
+        ids = as_tokens(tokens)
+        end = self._length + len(ids)
+        if end > len(self._buffer):
+            grown = np.empty(max(end, 2 * len(self._buffer)), np.uint32)
+            grown[: self._length] = self.tokens
+            self._buffer = grown
+        self._buffer[self._length : end] = ids
+        self._length = end
+        done = len(self.hashes)
+        parent, rest = self.parent(done), self.tokens[done * self.block_tokens :]
+        self.hashes += chain_hashes(parent, rest, self.block_tokens)
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens from ``length`` on."""
+        self._length = min(length, self._length)
+        del self.hashes[self._length // self.block_tokens :]
+
+    def shared(self, tokens: NDArray[np.uint32]) -> int:
+        """How many leading tokens are the same as those of ``tokens``."""
+        count = min(self._length, len(tokens))
+        differ = self._buffer[:count] != tokens[:count]
+        return int(differ.argmax()) if differ.any() else count
 
 
 def as_tokens(tokens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.uint32]:

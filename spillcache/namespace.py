@@ -7,6 +7,7 @@ namespace, never an error.
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from blake3 import blake3
@@ -33,7 +34,7 @@ class Namespace:
         """A namespace of these fields, in canonical order."""
         return cls(tuple(sorted(fields.items())))
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """BLAKE3 of the canonical encoding."""
         return blake3(self.encode()).digest()

@@ -1,0 +1,301 @@
+"""The one door to the tiers: match a prompt's longest restorable prefix, restore it, offer new
+blocks.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spillcache.cache.breaker import Breaker
+from spillcache.cache.memory import clamp_ram
+from spillcache.cache.policy import needed, restorable
+from spillcache.cache.ram import RamBlock, RamTier
+from spillcache.cache.restore import RestoreStream, Step
+from spillcache.cache.spill import Progress, Spiller
+from spillcache.chain import BlockHash, Chain
+from spillcache.config import MIB, CacheConfig
+from spillcache.errors import CorruptBlock, ObjectMissing, SpillcacheError, StoreError
+from spillcache.metrics import Metrics
+from spillcache.namespace import Namespace
+from spillcache.state import BlockState, Geometry, Part
+from spillcache.store.block_store import BlockStore, Entry, Pin
+
+log = logging.getLogger("spillcache.cache")
+
+STAGING_BYTES = 256 * MIB
+"""RAM that the disk tier needs to pass blocks through, however small ``--cache-ram`` is."""
+_NO_HASHES: frozenset[BlockHash] = frozenset()
+
+
+@dataclass(slots=True)
+class Match:
+    """A prefix of ``blocks`` blocks that the tiers hold; pinned until ``release``, which must be
+    called.
+    """
+
+    chain: Chain
+    steps: list[Step]
+    _release: Callable[[], None] = field(default=lambda: None)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks can be restored."""
+        return len(self.steps)
+
+    def release(self) -> None:
+        """Unpin; may be called twice."""
+        release, self._release = self._release, lambda: None
+        release()
+
+
+class PrefixCache:
+    """See the module. Takes over ``store`` and closes it; without one there is only RAM.
+
+    Any thread may call any method; one chain belongs to one thread at a time. Nothing here raises a
+    StoreError: what fails on disk is logged, counted, and a miss.
+    """
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        geometry: Geometry,
+        store: BlockStore | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.geometry = geometry
+        self._config = config
+        self._store = store
+        self._metrics = metrics or Metrics()
+        self._lock = threading.Condition()
+        capacity = clamp_ram(config.ram_bytes)
+        if store is not None:
+            capacity = max(capacity, STAGING_BYTES)
+        self._ram = RamTier(capacity)
+        self._breaker = Breaker()
+        self._spiller: Spiller | None = None
+        if store is not None:
+            self._spiller = Spiller(
+                store, self._ram, self._lock, config, geometry.block_tokens, self._metrics,
+                self._breaker,
+            )  # fmt: skip
+        # Evicted blocks that wait for the disk live beside the others, within the same bound.
+        queue_bytes = min(config.spill_queue_bytes, capacity // 8) if store is not None else 0
+        self._resident_bytes = capacity - queue_bytes
+
+    def chain(self, namespace: Namespace, tokens: NDArray[np.uint32], salt: bytes = b"") -> Chain:
+        """The chain of a prompt: what all other methods take."""
+        return Chain(namespace, self.geometry.block_tokens, tokens, salt)
+
+    # Out.
+
+    def match(
+        self,
+        chain: Chain,
+        limit: int | None = None,
+        without: Collection[BlockHash] = _NO_HASHES,
+    ) -> Match:
+        """The longest restorable prefix of at most ``limit`` blocks, looked up without payload I/O.
+
+        ``limit`` defaults to all that a prompt can reuse. When RAM holds that much, the disk is not
+        asked. ``without``: blocks whose copy on disk is not to be used (it just failed).
+        """
+        if limit is None:
+            limit = self.geometry.blocks_reusable(len(chain))
+        hashes = chain.hashes[:limit]
+        with self._lock:
+            blocks = [self._pinned(h) for h in hashes]
+        present: list[set[Part]] = [set(b.parts) if b else set() for b in blocks]
+        count = restorable(present, self.geometry, limit)
+        found: list[dict[Part, Entry]] = [{} for _ in hashes]
+        if count < len(hashes) and self._store is not None and self._breaker.closed:
+            found = self._find(chain, hashes, without)
+            both = [ram | disk.keys() for ram, disk in zip(present, found, strict=True)]
+            count = restorable(both, self.geometry, limit)
+        steps = [self._step(i, hashes[i], blocks[i], found[i], count) for i in range(count)]
+        with self._lock:
+            for i, block in enumerate(blocks):
+                if block is not None and (i >= count or not steps[i].ram):
+                    block.pins -= 1
+        held = [b for i, b in enumerate(blocks[:count]) if b is not None and steps[i].ram]
+        return Match(chain, steps, self._releaser(held, self._pin(steps)))
+
+    def _pinned(self, block_hash: BlockHash) -> RamBlock | None:
+        block = self._ram.get(block_hash)
+        if block is not None:
+            block.pins += 1
+        return block
+
+    def _find(
+        self, chain: Chain, hashes: list[BlockHash], without: Collection[BlockHash]
+    ) -> list[dict[Part, Entry]]:
+        assert self._store is not None  # noqa: S101 - checked by the caller
+        try:
+            found = self._store.find(chain.namespace.id, hashes, self.geometry.parts)
+        except StoreError as error:
+            self._disk_failed(error)
+            return [{} for _ in hashes]
+        return [{} if h in without else entry for h, entry in zip(hashes, found, strict=True)]
+
+    def _step(
+        self,
+        index: int,
+        block_hash: BlockHash,
+        block: RamBlock | None,
+        found: dict[Part, Entry],
+        count: int,
+    ) -> Step:
+        ram: dict[Part, memoryview] = {}
+        disk: dict[Part, Entry] = {}
+        for part in needed(self.geometry, index, count):
+            if block is not None and part in block.parts:
+                ram[part] = block.parts[part]
+            else:
+                disk[part] = found[part]
+        return Step(index, block_hash, ram, disk)
+
+    def _pin(self, steps: list[Step]) -> Pin | None:
+        entries = [entry for step in steps for entry in step.disk.values()]
+        return self._store.pin(entries) if entries and self._store is not None else None
+
+    def _releaser(self, held: list[RamBlock], pin: Pin | None) -> Callable[[], None]:
+        def release() -> None:
+            with self._lock:
+                for block in held:
+                    block.pins -= 1
+            if pin is not None:
+                pin.release()
+
+        return release
+
+    def restore(self, match: Match) -> RestoreStream:
+        """The match's blocks, to be taken one by one; the match must be held until the stream is
+        closed.
+        """
+        return RestoreStream(match.steps, self._store, self._disk_failed)
+
+    def restored(self, match: Match) -> None:
+        """Count a match whose blocks the engine has all taken."""
+        for step in match.steps:
+            size = sum(len(v) for v in step.ram.values())
+            size += sum(entry.raw_bytes for entry in step.disk.values())
+            self._metrics.restored_blocks.labels(step.source).inc()
+            self._metrics.restored_bytes.labels(step.source).inc(size)
+
+    # In.
+
+    def wants(self, chain: Chain, block: int) -> bool:
+        """Whether block ``block`` is not in RAM yet, so that exporting it is worth the copy."""
+        with self._lock:
+            known = self._ram.get(chain.hashes[block])
+            return known is None or not all(
+                part in known.parts for part in self.geometry.parts if part is not Part.BOUNDARY
+            )
+
+    def offer(self, chain: Chain, block: int, state: BlockState) -> None:
+        """Keep a copy of the state of whole block ``block`` of ``chain``; the caller keeps its
+        buffers.
+
+        Never waits for the disk: what finds no room is dropped and counted.
+        """
+        if not state:
+            return
+        size, now = sum(len(payload) for payload in state.values()), time.monotonic()
+        with self._lock:
+            known = self._ram.get(chain.hashes[block])
+            if known is not None and known.leaving:
+                return
+            entry = known or RamBlock(
+                chain.namespace, chain.hashes[block], chain.parent(block), block
+            )
+            if not self._make_room(size, entry):
+                self._metrics.dropped_blocks.labels("ram").inc()
+                return
+            if not entry.unsaved:
+                entry.dirty_since = now
+            entry.last_use = now
+            self._ram.add(entry, state, save=self._spiller is not None)
+            self._metrics.ram_bytes.set(self._ram.used_bytes)
+
+    def _make_room(self, size: int, keep: RamBlock) -> bool:
+        if size > self._resident_bytes:
+            return False
+        keep.pins += 1
+        try:
+            while self._ram.used_bytes - self._leaving_bytes + size > self._resident_bytes:
+                victim = self._ram.victim()
+                if victim is None:
+                    return False
+                self._evict(victim)
+        finally:
+            keep.pins -= 1
+        return True
+
+    @property
+    def _leaving_bytes(self) -> int:
+        return self._spiller.leaving_bytes if self._spiller is not None else 0
+
+    def _evict(self, victim: RamBlock) -> None:
+        self._metrics.evicted_objects.labels("ram").inc(len(victim.parts))
+        if victim.unsaved and self._spiller is not None:
+            refused = self._spiller.evict(victim)
+            if not refused:
+                return
+            self._metrics.dropped_blocks.labels(refused).inc()
+        self._ram.remove(victim)
+
+    def used(self, chain: Chain) -> None:
+        """Count a use of a whole conversation, when its turn is over: it is the last to be
+        evicted.
+        """
+        with self._lock:
+            self._ram.touch(chain.hashes, time.monotonic())
+            if self._spiller is not None and chain.hashes:
+                self._spiller.touch(chain.namespace.id, chain.hashes[-1])
+
+    # Care.
+
+    def flush(self) -> None:
+        """Write all dirty chains to disk; returns when they are durable, or have failed."""
+        if self._spiller is not None:
+            self._spiller.flush()
+
+    def close(self, progress: Progress = lambda _: None) -> None:
+        """Spill what is dirty within ``shutdown_spill_s`` and close the store; may be called
+        twice.
+        """
+        spiller, self._spiller = self._spiller, None
+        if spiller is not None:
+            spiller.close(progress)
+        if self._store is not None:
+            self._store.close()
+
+    @property
+    def disk_reason(self) -> str:
+        """Why the disk tier is not in use; empty when it is."""
+        if self._store is None:
+            return "no --cache-disk"
+        return "" if self._breaker.closed else f"paused: {self._breaker.reason}"
+
+    def status(self) -> dict[str, object]:
+        """Bytes and blocks of the RAM tier, for ``/health``."""
+        with self._lock:
+            return {
+                "blocks": len(self._ram),
+                "bytes": self._ram.used_bytes,
+                "capacity_bytes": self._ram.capacity_bytes,
+                "unsaved_blocks": sum(1 for _ in self._ram.unsaved()),
+            }
+
+    def _disk_failed(self, error: SpillcacheError) -> None:
+        self._metrics.errors.labels(error.code).inc()
+        if isinstance(error, ObjectMissing):
+            log.info("a block went away before it was read: %s", error)
+            return
+        log.warning("a restore met %s; the rest is computed: %s", error.code, error)
+        if not isinstance(error, CorruptBlock):  # quarantined: it will not fail again
+            self._breaker.failed(error)

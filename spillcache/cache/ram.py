@@ -1,0 +1,148 @@
+"""The RAM tier: blocks in pooled buffers, least recently used chain first out, children before
+parents.
+
+Not locked: ``PrefixCache`` guards it.
+"""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from spillcache.chain import BlockHash
+from spillcache.namespace import Namespace
+from spillcache.state import BlockState, Buffer, Part
+
+
+@dataclass(slots=True, eq=False)
+class RamBlock:
+    """One block in RAM. ``unsaved`` parts are not on disk yet; a pinned block is not evicted."""
+
+    namespace: Namespace
+    hash: BlockHash
+    parent: BlockHash
+    index: int
+    parts: dict[Part, memoryview] = field(default_factory=dict)
+    unsaved: set[Part] = field(default_factory=set)
+    dirty_since: float = 0.0
+    last_use: float = 0.0
+    pins: int = 0
+    children: int = 0
+    leaving: bool = False
+    """Evicted, and only here until it is on disk."""
+
+    @property
+    def size(self) -> int:
+        """Payload bytes."""
+        return sum(len(payload) for payload in self.parts.values())
+
+
+class BufferPool:
+    """Reuses buffers by size: fresh ones cost a page fault per 4 KiB, and payload sizes are few."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[memoryview]] = defaultdict(list)
+        self.free_bytes = 0
+
+    def take(self, payload: Buffer) -> memoryview:
+        """A buffer that holds a copy of ``payload``."""
+        size = len(payload)
+        free = self._free.get(size)
+        if free:
+            self.free_bytes -= size
+            buffer = free.pop()
+        else:
+            buffer = memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
+        buffer[:] = memoryview(payload).cast("B")
+        return buffer
+
+    def give(self, buffer: memoryview) -> None:
+        """Take a buffer back; nobody else may hold it."""
+        self._free[len(buffer)].append(buffer)
+        self.free_bytes += len(buffer)
+
+    def shrink(self, size: int) -> None:
+        """Hand at least ``size`` free bytes back to the system, if there are that many."""
+        for width, free in self._free.items():
+            while free and size > 0:
+                free.pop()
+                self.free_bytes -= width
+                size -= width
+
+
+class RamTier:
+    """Blocks by hash, within ``capacity`` bytes of payload (free pooled buffers included)."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self._pool = BufferPool()
+        self._blocks: dict[BlockHash, RamBlock] = {}
+        self._lru: OrderedDict[BlockHash, RamBlock] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def get(self, block: BlockHash) -> RamBlock | None:
+        """The block, or None; does not count as a use."""
+        return self._blocks.get(block)
+
+    def unsaved(self) -> Iterator[RamBlock]:
+        """All blocks with parts that are not on disk, parents before children."""
+        return (block for block in self._blocks.values() if block.unsaved)
+
+    def add(self, block: RamBlock, state: BlockState, *, save: bool) -> None:
+        """Copy the parts of ``state`` that are new into ``block`` and hold it; the room is made
+        before.
+        """
+        for part, payload in state.items():
+            if part in block.parts:
+                continue
+            block.parts[part] = self._pool.take(payload)
+            self.used_bytes += len(payload)
+            if save:
+                block.unsaved.add(part)
+        if block.hash not in self._blocks:
+            self._blocks[block.hash] = block
+            parent = self._blocks.get(block.parent)
+            if parent is not None:
+                parent.children += 1
+        self._lru[block.hash] = block
+        self._lru.move_to_end(block.hash)
+        spare = self.used_bytes + self._pool.free_bytes - self.capacity_bytes
+        if spare > 0:
+            self._pool.shrink(spare)
+
+    def touch(self, chain: Iterable[BlockHash], now: float) -> None:
+        """Count a use of a chain, given from its root on: its deepest block will go first."""
+        known = [block for h in chain if (block := self._lru.get(h)) is not None]
+        for block in reversed(known):
+            block.last_use = now
+            self._lru.move_to_end(block.hash)
+
+    def victim(self) -> RamBlock | None:
+        """The block to evict next: the least recently used without children here, unpinned."""
+        return next((b for b in self._lru.values() if not b.children and not b.pins), None)
+
+    def leave(self, block: RamBlock) -> None:
+        """Take ``block`` out of the choice of victims; it stays until ``remove``."""
+        block.leaving = True
+        self._lru.pop(block.hash, None)
+        self._orphan(block)
+
+    def remove(self, block: RamBlock) -> None:
+        """Forget ``block`` and reuse its buffers; nobody may hold a view of them."""
+        del self._blocks[block.hash]
+        if not block.leaving:
+            self._lru.pop(block.hash, None)
+            self._orphan(block)
+        for payload in block.parts.values():
+            self.used_bytes -= len(payload)
+            self._pool.give(payload)
+        block.parts.clear()
+
+    def _orphan(self, block: RamBlock) -> None:
+        parent = self._blocks.get(block.parent)
+        if parent is not None:
+            parent.children -= 1

@@ -1,0 +1,174 @@
+"""A matched prefix on its way into the engine: blocks in order, read ahead from disk, handed over
+as they come.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from spillcache.chain import BlockHash
+from spillcache.errors import SpillcacheError, StoreIOError
+from spillcache.state import Buffer, Part
+from spillcache.store.block_store import BlockStore, Entry, Payload
+
+log = logging.getLogger("spillcache.cache")
+
+Source = Literal["ram", "disk"]
+_AHEAD_BLOCKS = 16
+"""Blocks between reader and engine; the store bounds the bytes that are read ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One block of a prefix, and where each part that is needed of it lies."""
+
+    index: int
+    hash: BlockHash
+    ram: dict[Part, memoryview]
+    disk: dict[Part, Entry]
+
+    @property
+    def source(self) -> Source:
+        """The slowest tier that the block needs."""
+        return "disk" if self.disk else "ram"
+
+
+@dataclass(slots=True)
+class RestoredBlock:
+    """A block's verified parts; the views are valid until ``release``, which the receiver must
+    call.
+    """
+
+    index: int
+    state: dict[Part, Buffer]
+    source: Source
+    _payloads: list[Payload] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Payload bytes."""
+        return sum(len(payload) for payload in self.state.values())
+
+    def release(self) -> None:
+        """Give the buffers back; may be called twice."""
+        for payload in self._payloads:
+            payload.release()
+        self._payloads.clear()
+
+
+class RestoreStream:
+    """The blocks of one match, ascending. Used and closed by one thread, the engine's.
+
+    A reader thread runs only where something lies on disk. It ends with the stream; ``close`` waits
+    for it.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        store: BlockStore | None,
+        on_disk_error: Callable[[SpillcacheError], None],
+    ) -> None:
+        self._steps = steps
+        self._store = store
+        self._on_disk_error = on_disk_error
+        self._next = 0
+        self._stop = threading.Event()
+        self._ready: queue.Queue[RestoredBlock | SpillcacheError] = queue.Queue(_AHEAD_BLOCKS)
+        self._reader: threading.Thread | None = None
+        if any(step.disk for step in steps):
+            self._reader = threading.Thread(
+                target=self._run, name="spillcache-restore", daemon=True
+            )
+            self._reader.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether every block was taken."""
+        return self._next == len(self._steps)
+
+    def take(self, timeout_s: float = 0.0) -> RestoredBlock | None:
+        """The next block, or None if it is not there within ``timeout_s``.
+
+        Raises what ended the stream: CorruptBlock, ObjectMissing, StoreIOError.
+        """
+        if self.done:
+            return None
+        if self._reader is None:
+            step = self._steps[self._next]
+            self._next += 1
+            return RestoredBlock(step.index, dict(step.ram), "ram")
+        try:
+            item = self._ready.get(timeout=timeout_s) if timeout_s > 0 else self._ready.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(item, SpillcacheError):
+            raise item
+        self._next += 1
+        return item
+
+    def close(self) -> None:
+        """Stop reading and give every buffer back; may be called twice."""
+        self._stop.set()
+        while self._reader is not None:
+            self._drain()
+            self._reader.join(timeout=0.05)
+            if not self._reader.is_alive():
+                self._reader = None
+        self._drain()
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                item = self._ready.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(item, RestoredBlock):
+                item.release()
+
+    # The reader thread.
+
+    def _run(self) -> None:
+        try:
+            for block in self._blocks():
+                if not self._put(block):
+                    block.release()
+                    return
+        except SpillcacheError as error:
+            self._on_disk_error(error)
+            self._put(error)
+        except Exception as error:  # a bug must end the restore, never the request
+            log.exception("the restore reader failed")
+            self._put(StoreIOError(f"the restore reader failed: {error}"))
+
+    def _blocks(self) -> Iterator[RestoredBlock]:
+        assert self._store is not None  # noqa: S101 - a step with disk parts came from it
+        entries = [entry for step in self._steps for entry in step.disk.values()]
+        payloads = self._store.read(entries, stop=self._stop.is_set)
+        try:
+            for step in self._steps:
+                block = RestoredBlock(step.index, dict(step.ram), step.source)
+                for part in step.disk:
+                    payload = next(payloads, None)
+                    if payload is None:  # the store was told to stop
+                        block.release()
+                        return
+                    block.state[part] = payload.view
+                    block._payloads.append(payload)
+                yield block
+        finally:
+            close = getattr(payloads, "close", None)
+            if close is not None:
+                close()
+
+    def _put(self, item: RestoredBlock | SpillcacheError) -> bool:
+        while not self._stop.is_set():
+            try:
+                self._ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False

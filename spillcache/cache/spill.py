@@ -1,0 +1,286 @@
+"""RAM → disk: a writer thread that decoding never waits for.
+
+A job is a chain's last block; written with it are all its ancestors that are not on disk yet,
+parents first. Jobs come from eviction (at once), from the clock (a conversation idle for 30 s,
+anything dirty for 60 s), from ``flush`` and from ``close``. What a job finds unsaved when it runs
+is written, so reasons that come together write a block once.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from spillcache.cache.breaker import Breaker
+from spillcache.cache.policy import RANKS
+from spillcache.cache.ram import RamBlock, RamTier
+from spillcache.chain import BlockHash
+from spillcache.config import MIB, CacheConfig, format_size
+from spillcache.errors import StoreError
+from spillcache.metrics import Metrics
+from spillcache.state import Part
+from spillcache.store.block_store import BlockStore, StoreObject
+
+log = logging.getLogger("spillcache.cache")
+
+GROUP_BYTES = 64 * MIB
+_TICK_S = 1.0
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    block: RamBlock
+    part: Part
+    payload: memoryview
+
+
+class Spiller:
+    """Owns the writer thread. ``lock`` is the cache's, over ``ram``; payloads are written without
+    it.
+    """
+
+    def __init__(  # noqa: PLR0917 - one caller, PrefixCache
+        self,
+        store: BlockStore,
+        ram: RamTier,
+        lock: threading.Condition,
+        config: CacheConfig,
+        block_tokens: int,
+        metrics: Metrics,
+        breaker: Breaker,
+    ) -> None:
+        self._store, self._ram, self._lock = store, ram, lock
+        self._config, self._block_tokens = config, block_tokens
+        self._metrics, self._breaker = metrics, breaker
+        self._evicted: deque[RamBlock] = deque()
+        self._touched: dict[tuple[bytes, BlockHash], None] = {}
+        self._flush_asked = self._flush_done = 0
+        self._stopping = False
+        self.leaving_bytes = 0
+        """Payload bytes of evicted blocks that wait for the disk."""
+        self._thread = threading.Thread(target=self._run, name="spillcache-spill", daemon=True)
+        self._thread.start()
+
+    # Called with the lock held.
+
+    def evict(self, block: RamBlock) -> str:
+        """Take over a dirty block that RAM gives up; else say why not: "short", "paused", "queue"."""
+        if not self._long_enough(block):
+            return "short"
+        if self._stopping or not self._breaker.closed:
+            return "paused"
+        if self.leaving_bytes + block.size > self._config.spill_queue_bytes:
+            return "queue"
+        self.leaving_bytes += block.size
+        self._ram.leave(block)
+        self._evicted.append(block)
+        self._lock.notify_all()
+        return ""
+
+    def touch(self, namespace_id: bytes, block: BlockHash) -> None:
+        """Have the store count a use of a prefix, off the request's path."""
+        self._touched[namespace_id, block] = None
+
+    # Called without it.
+
+    def flush(self) -> None:
+        """Write all that is dirty and long enough; returns when it is on disk, or has failed."""
+        with self._lock:
+            self._flush_asked += 1
+            mine = self._flush_asked
+            self._lock.notify_all()
+            self._lock.wait_for(lambda: self._flush_done >= mine or not self._thread.is_alive())
+
+    def close(self, progress: Progress = lambda _: None) -> None:
+        """Stop the thread, then write what is left, hottest chains first, within the deadline."""
+        deadline = time.monotonic() + self._config.shutdown_spill_s
+        with self._lock:
+            self._stopping = True
+            self._lock.notify_all()
+        self._thread.join()
+        self._spill_rest(deadline, progress)
+        self._apply_touches()
+
+    # The thread.
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._step()
+            except Exception:  # the thread must live on: a bug costs one job, not the tier
+                log.exception("the spill thread met a bug; it goes on")
+                time.sleep(_TICK_S)
+
+    def _step(self) -> None:
+        with self._lock:
+            self._lock.wait_for(self._has_work, timeout=_TICK_S)
+            evicted = list(self._evicted)
+            self._evicted.clear()
+            asked, flushing = self._flush_asked, self._flush_asked > self._flush_done
+            dirty = list(self._ram.unsaved())
+        due = dirty if flushing else self._due(dirty, time.monotonic())
+        try:
+            for leaf in [*evicted, *self._leaves(due)]:
+                if self._stopping:
+                    break
+                self._save(leaf)
+            self._apply_touches()
+        finally:
+            with self._lock:
+                self._flush_done = asked
+                self._lock.notify_all()
+
+    def _has_work(self) -> bool:
+        return bool(self._stopping or self._evicted or self._flush_asked > self._flush_done)
+
+    def _due(self, dirty: Iterable[RamBlock], now: float) -> list[RamBlock]:
+        if not self._breaker.closed:
+            return []
+        idle, longest = self._config.idle_spill_s, self._config.dirty_spill_s
+        return [
+            block
+            for block in dirty
+            if now - block.last_use >= idle or now - block.dirty_since >= longest
+        ]
+
+    def _leaves(self, dirty: Sequence[RamBlock]) -> list[RamBlock]:
+        """The ends of dirty chains, hottest first; chains under ``min_tokens`` are not worth a
+        write.
+        """
+        parents = {block.parent for block in dirty}
+        leaves = [
+            block for block in dirty if block.hash not in parents and self._long_enough(block)
+        ]
+        return sorted(leaves, key=lambda block: -block.last_use)
+
+    def _long_enough(self, block: RamBlock) -> bool:
+        return (block.index + 1) * self._block_tokens >= self._config.min_tokens
+
+    def _spill_rest(self, deadline: float, progress: Progress) -> None:
+        with self._lock:
+            evicted, dirty = list(self._evicted), list(self._ram.unsaved())
+            self._evicted.clear()
+        leaves = [*self._leaves(dirty), *evicted]
+        total = sum(b.size for b in dirty)
+        for done, leaf in enumerate(leaves):
+            if time.monotonic() >= deadline:
+                left = len(leaves) - done
+                progress(
+                    f"the deadline came first: {left} of {len(leaves)} conversations not saved"
+                )
+                self._metrics.dropped_blocks.labels("deadline").inc(left)
+                return
+            progress(
+                f"saving conversation {done + 1} of {len(leaves)} ({format_size(total)} in all)"
+            )
+            self._save(leaf, deadline)
+
+    def _apply_touches(self) -> None:
+        with self._lock:
+            touched, self._touched = self._touched, {}
+        for namespace_id, block in touched:
+            try:
+                self._store.touch(namespace_id, block)
+            except StoreError as error:
+                self._met(error)
+
+    # One job.
+
+    def _save(self, leaf: RamBlock, deadline: float | None = None) -> None:
+        """Write ``leaf`` and its unsaved ancestors, group by group."""
+        with self._lock:
+            items = self._collect(leaf)
+        for group in _groups(items):
+            if deadline is not None and time.monotonic() >= deadline:
+                self._settle(group, saved=False)
+                continue
+            saved = False
+            try:
+                saved = self._write(group)
+            finally:
+                self._settle(group, saved=saved)
+
+    def _collect(self, leaf: RamBlock) -> list[_Item]:
+        """The parts to write, kv first, so that a restore reads long runs; their blocks are
+        pinned.
+        """
+        blocks: list[RamBlock] = []
+        block: RamBlock | None = leaf
+        while block is not None and block.unsaved:
+            blocks.append(block)
+            block = self._ram.get(block.parent)
+        items = [
+            _Item(block, part, block.parts[part])
+            for part in sorted({p for b in blocks for p in b.unsaved}, key=lambda p: RANKS[p])
+            for block in reversed(blocks)
+            if part in block.unsaved
+        ]
+        for item in items:
+            item.block.pins += 1
+        return items
+
+    def _write(self, group: Sequence[_Item]) -> bool:
+        objects = [
+            StoreObject(
+                block=item.block.hash,
+                part=item.part,
+                parent=item.block.parent,
+                block_index=item.block.index,
+                token_count=self._block_tokens,
+                payload=item.payload,
+                rank=RANKS[item.part],
+            )
+            for item in group
+        ]
+        try:
+            result = self._store.put(group[0].block.namespace, objects)
+        except StoreError as error:
+            self._met(error)
+            return False
+        self._breaker.worked()
+        self._metrics.spilled_blocks.inc(result.written)
+        self._metrics.spilled_bytes.inc(result.written_bytes)
+        if result.dropped:
+            self._metrics.dropped_blocks.labels("store").inc(result.dropped)
+        return True
+
+    def _met(self, error: StoreError) -> None:
+        self._breaker.failed(error)
+        self._metrics.errors.labels(error.code).inc()
+        log.warning("the disk tier failed, nothing is lost but the cache of it: %s", error)
+
+    def _settle(self, group: Sequence[_Item], *, saved: bool) -> None:
+        """Unpin, mark what was saved, and free what was only waiting for this."""
+        now = time.monotonic()
+        with self._lock:
+            for item in group:
+                block = item.block
+                block.pins -= 1
+                if saved:
+                    block.unsaved.discard(item.part)
+                elif block.leaving:
+                    block.unsaved.discard(item.part)
+                    self._metrics.dropped_blocks.labels("disk").inc()
+                else:
+                    block.dirty_since = block.last_use = now
+            for block in {id(item.block): item.block for item in group}.values():
+                if block.leaving and not block.unsaved and not block.pins:
+                    self.leaving_bytes -= block.size
+                    self._ram.remove(block)
+
+
+def _groups(items: Sequence[_Item]) -> Iterable[list[_Item]]:
+    group: list[_Item] = []
+    size = 0
+    for item in items:
+        if group and size + len(item.payload) > GROUP_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(item)
+        size += len(item.payload)
+    if group:
+        yield group
