@@ -16,6 +16,7 @@
     │   ├── ContextFullError   no cell left for another token               ENGINE_CONTEXT_FULL
     │   ├── DecodeError        a decode call failed                         ENGINE_DECODE
     │   └── StateRejected      the engine refused a block's state           ENGINE_STATE_REJECTED
+    ├── BenchError             a measurement could not be taken             BENCH_FAILED
     └── RequestError           a client's request can't be served           REQUEST_INVALID
         ├── PromptTooLong      more tokens than the context holds           REQUEST_PROMPT_TOO_LONG
         ├── Unsupported        understood, but not offered                  REQUEST_UNSUPPORTED
@@ -129,6 +130,12 @@ class StateRejected(EngineError):
     """The engine refused a block's state; the sequence must be cleared."""
 
     code = "ENGINE_STATE_REJECTED"
+
+
+class BenchError(SpillcacheError):
+    """A measurement could not be taken: the server under it failed, or did what it should not."""
+
+    code = "BENCH_FAILED"
 
 
 class RequestError(SpillcacheError):

@@ -1,0 +1,121 @@
+"""``spillcache ls``: what a cache directory holds. Looks only: a server may be using it."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spillcache.config import format_size
+from spillcache.errors import ConfigError
+from spillcache.namespace import FieldValue
+
+if TYPE_CHECKING:
+    from spillcache.store.block_store import NamespaceInfo, Usage
+
+_NS = 1_000_000_000
+
+
+def ls(
+    *,
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="The cache directory.")
+    ] = None,
+    cache_disk: Annotated[
+        Path | None,
+        typer.Option("--cache-disk", metavar="DIR", help="The same, as serve calls it."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for machines.")] = False,
+) -> None:
+    """Show what a cache directory holds: namespaces, blocks, bytes and ages."""
+    path = directory or cache_disk
+    if path is None:
+        raise ConfigError("name the cache directory: spillcache ls DIR")
+    from spillcache.store.block_store import BlockStore  # noqa: PLC0415 — LMDB, NumPy, …
+
+    with BlockStore.inspect(path.expanduser()) as store:
+        namespaces, usage = store.namespaces(), store.usage()
+    if as_json:
+        print(json.dumps(_report(path, namespaces, usage)))
+    else:
+        _print_tables(path, namespaces, usage)
+
+
+def _report(path: Path, namespaces: "list[NamespaceInfo]", usage: "Usage") -> dict[str, Any]:
+    now = time.time()
+    return {
+        "path": str(path),
+        "allocated_bytes": usage.allocated_bytes,
+        "quota_bytes": usage.quota_bytes,
+        "free_bytes": usage.free_bytes,
+        "segments": usage.segments,
+        "objects": usage.objects,
+        "namespaces": [_namespace(info, now) for info in namespaces],
+    }
+
+
+def _namespace(info: "NamespaceInfo", now: float) -> dict[str, Any]:
+    fields = {name: _plain(value) for name, value in info.namespace.fields}
+    return {
+        "id": info.namespace.id.hex(),
+        "fields": fields,
+        "blocks": info.blocks,
+        "objects": info.objects,
+        "raw_bytes": info.raw_bytes,
+        "stored_bytes": info.stored_bytes,
+        "parts": {part.name.lower(): count for part, count in info.parts.items()},
+        "created_age_s": round(max(0.0, now - info.created_ns / _NS), 1),
+        "last_used_age_s": round(max(0.0, now - info.last_used_ns / _NS), 1),
+    }
+
+
+def _plain(value: FieldValue) -> bool | int | float | str:
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _print_tables(path: Path, namespaces: "list[NamespaceInfo]", usage: "Usage") -> None:
+    from rich.console import Console  # noqa: PLC0415 — only for people
+    from rich.table import Table  # noqa: PLC0415
+
+    now = time.time()
+    table = Table(box=None, pad_edge=False)
+    for column in ("namespace", "blocks", "bytes", "raw", "parts", "used", "made"):
+        table.add_column(column, justify="left" if column in ("namespace", "parts") else "right")
+    for info in namespaces:
+        table.add_row(
+            info.namespace.id.hex(),
+            f"{info.blocks:,}",
+            format_size(info.stored_bytes),
+            format_size(info.raw_bytes),
+            " ".join(f"{part.name.lower()}:{count:,}" for part, count in info.parts.items()),
+            _age(now - info.last_used_ns / _NS),
+            _age(now - info.created_ns / _NS),
+        )
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console.print(
+        f"{path}: {format_size(usage.allocated_bytes)} of {format_size(usage.quota_bytes)}, "
+        f"{usage.segments:,} segments, {format_size(usage.free_bytes)} free on the filesystem",
+        soft_wrap=True,
+    )
+    if not namespaces:
+        console.print("no namespaces: nothing was stored yet")
+        return
+    console.print(table)
+    for info in namespaces:
+        words = [f"{name}={_short(value)}" for name, value in info.namespace.fields]
+        console.print(f"{info.namespace.id.hex()}: {' '.join(words)}", soft_wrap=True, markup=False)
+
+
+def _short(value: FieldValue) -> str:
+    """A field for people: digests by their first bytes."""
+    return f"{value[:6].hex()}…" if isinstance(value, bytes) else str(value)
+
+
+def _age(seconds: float) -> str:
+    """``"3 h ago"``: one unit is enough to see what is old."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{max(0.0, seconds):.0f} s ago"

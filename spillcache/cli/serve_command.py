@@ -1,0 +1,144 @@
+"""``spillcache serve``: from flags to ``Settings``, and into the server."""
+
+import logging
+import sys
+from pathlib import Path
+
+import typer
+
+from spillcache.cli import serve_flags as flags
+from spillcache.cli.model_path import find_model
+from spillcache.config import (
+    MIB,
+    CacheConfig,
+    Codec,
+    EngineConfig,
+    FlashAttention,
+    KVType,
+    ServeConfig,
+    Settings,
+    StoreConfig,
+    parse_size,
+)
+from spillcache.errors import ConfigError
+
+_ENGINE = EngineConfig(model=Path())
+_SERVE = ServeConfig()
+_CACHE = CacheConfig()
+
+
+def serve(
+    *,
+    model: flags.Model,
+    ctx_size: flags.ContextSize = _ENGINE.context_tokens,
+    ubatch_size: flags.UbatchSize = _ENGINE.ubatch_tokens,
+    parallel: flags.Parallel = _ENGINE.slots,
+    threads: flags.Threads = _ENGINE.threads,
+    n_gpu_layers: flags.GpuLayers = _ENGINE.gpu_layers,
+    cache_type_k: flags.TypeK = _ENGINE.type_k,
+    cache_type_v: flags.TypeV = _ENGINE.type_v,
+    flash_attn: flags.FlashAttn = _ENGINE.flash_attention,
+    swa_full: flags.SwaFull = _ENGINE.swa_full,
+    no_mmap: flags.NoMmap = not _ENGINE.mmap,
+    chat_template: flags.ChatTemplate = _ENGINE.chat_template,
+    host: flags.Host = _SERVE.host,
+    port: flags.Port = _SERVE.port,
+    api_key: flags.ApiKey = None,
+    alias: flags.Alias = None,
+    log_level: flags.Level = "info",
+    cache_disk: flags.CacheDisk = None,
+    cache_disk_size: flags.CacheDiskSize = None,
+    cache_disk_min_free: flags.CacheDiskMinFree = None,
+    cache_disk_codec: flags.CacheDiskCodec = None,
+    cache_ram: flags.CacheRam = _CACHE.ram_bytes // MIB,
+    cache_min_tokens: flags.CacheMinTokens = _CACHE.min_tokens,
+    cache_namespace: flags.CacheNamespace = "",
+) -> None:
+    """Serve a model over OpenAI's HTTP API; with --cache-disk, prompts survive a restart."""
+    settings = Settings(
+        engine=EngineConfig(
+            model=find_model(model),
+            context_tokens=ctx_size,
+            ubatch_tokens=_ubatch(ubatch_size),
+            slots=parallel,
+            threads=threads,
+            gpu_layers=n_gpu_layers,
+            type_k=cache_type_k,
+            type_v=_type_v(cache_type_v, flash_attn),
+            flash_attention=flash_attn,
+            swa_full=swa_full,
+            chat_template=chat_template,
+            namespace_tag=cache_namespace,
+            mmap=not no_mmap,
+        ),
+        serve=ServeConfig(host=host, port=port, api_key=api_key or None, alias=alias),
+        cache=CacheConfig(ram_bytes=cache_ram * MIB, min_tokens=cache_min_tokens),
+        store=_store(cache_disk, cache_disk_size, cache_disk_min_free, cache_disk_codec),
+    )
+    _set_up_logging(log_level)
+    _warn_if_open(settings.serve)
+    raise typer.Exit(_run_server(settings))
+
+
+def _ubatch(tokens: int) -> int:
+    """A decode call holds whole blocks, so that blocks can be exported right after it."""
+    block = _ENGINE.block_tokens
+    if tokens < block or tokens % block:
+        raise ConfigError(
+            f"--ubatch-size: {tokens} is not a multiple of {block}; write {block * 8}"
+        )
+    return tokens
+
+
+def _type_v(type_v: KVType, flash_attention: FlashAttention) -> KVType:
+    if type_v == "q8_0" and flash_attention == "off":
+        raise ConfigError("--cache-type-v: q8_0 needs flash attention; leave out --flash-attn off")
+    return type_v
+
+
+def _store(
+    path: Path | None, size: str | None, min_free: str | None, codec: Codec | None
+) -> StoreConfig | None:
+    """The store's settings; raises ConfigError for flags without a directory, or bad sizes."""
+    if path is None:
+        for flag, value in (("size", size), ("min-free", min_free), ("codec", codec)):
+            if value is not None:
+                raise ConfigError(f"--cache-disk-{flag} needs --cache-disk DIR")
+        return None
+    defaults = StoreConfig(path=path.expanduser())
+    return StoreConfig(
+        path=defaults.path,
+        quota_bytes=None if size is None else parse_size(size, "--cache-disk-size"),
+        min_free_bytes=defaults.min_free_bytes
+        if min_free is None
+        else parse_size(min_free, "--cache-disk-min-free"),
+        codec=codec or defaults.codec,
+    )
+
+
+def _set_up_logging(level: str) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+    )
+
+
+def _warn_if_open(config: ServeConfig) -> None:
+    if config.api_key is None and config.host not in ("127.0.0.1", "::1", "localhost"):
+        print(
+            f"spillcache: warning: {config.host} may be reachable from other machines, "
+            "and there is no --api-key",
+            file=sys.stderr,
+        )
+
+
+def _run_server(settings: Settings) -> int:
+    if settings.store is not None:
+        # The tier opens when the model's digest is known; a bad directory should be said at once.
+        from spillcache.store.location import open_location  # noqa: PLC0415
+
+        open_location(settings.store.path, settings.store.quota_bytes)
+    from spillcache.serve.server import run_server  # noqa: PLC0415 — a second of imports
+
+    return run_server(settings)

@@ -1,0 +1,242 @@
+"""The flags of ``spillcache serve``, in llama-server's words; ours begin with ``--cache-``."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from spillcache.config import Codec, FlashAttention, KVType
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_MODEL = "Model and context"
+_SERVER = "Server"
+_CACHE = "Cache"
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        envvar="LLAMA_ARG_MODEL",
+        metavar="PATH",
+        help="A GGUF file, or gemma3-270m (the demo model, from its package).",
+        rich_help_panel=_MODEL,
+    ),
+]
+ContextSize = Annotated[
+    int,
+    typer.Option(
+        "--ctx-size",
+        "-c",
+        envvar="LLAMA_ARG_CTX_SIZE",
+        min=0,
+        help="Tokens that all slots share; 0: as many as the model was trained for.",
+        rich_help_panel=_MODEL,
+    ),
+]
+UbatchSize = Annotated[
+    int,
+    typer.Option(
+        "--ubatch-size",
+        "-ub",
+        envvar="LLAMA_ARG_UBATCH",
+        help="The most tokens in one decode call; a multiple of 64.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Parallel = Annotated[
+    int,
+    typer.Option(
+        "--parallel",
+        "-np",
+        envvar="LLAMA_ARG_N_PARALLEL",
+        min=1,
+        help="Slots: conversations that are answered at once.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Threads = Annotated[
+    int,
+    typer.Option(
+        "--threads",
+        "-t",
+        envvar="LLAMA_ARG_THREADS",
+        min=0,
+        help="CPU threads; 0: as many as the process may use.",
+        rich_help_panel=_MODEL,
+    ),
+]
+GpuLayers = Annotated[
+    int,
+    typer.Option(
+        "--n-gpu-layers",
+        "--gpu-layers",
+        "-ngl",
+        envvar="LLAMA_ARG_N_GPU_LAYERS",
+        help="Layers on the GPU, if the library was built for one.",
+        rich_help_panel=_MODEL,
+    ),
+]
+TypeK = Annotated[
+    KVType,
+    typer.Option(
+        "--cache-type-k",
+        "-ctk",
+        envvar="LLAMA_ARG_CACHE_TYPE_K",
+        help="The type of keys in the KV cache.",
+        rich_help_panel=_MODEL,
+    ),
+]
+TypeV = Annotated[
+    KVType,
+    typer.Option(
+        "--cache-type-v",
+        "-ctv",
+        envvar="LLAMA_ARG_CACHE_TYPE_V",
+        help="The type of values; q8_0 needs flash attention.",
+        rich_help_panel=_MODEL,
+    ),
+]
+FlashAttn = Annotated[
+    FlashAttention,
+    typer.Option(
+        "--flash-attn",
+        "-fa",
+        envvar="LLAMA_ARG_FLASH_ATTN",
+        help="Flash attention.",
+        rich_help_panel=_MODEL,
+    ),
+]
+SwaFull = Annotated[
+    bool,
+    typer.Option(
+        "--swa-full",
+        envvar="LLAMA_ARG_SWA_FULL",
+        help="Keep every position of sliding-window layers: several times the memory.",
+        rich_help_panel=_MODEL,
+    ),
+]
+NoMmap = Annotated[
+    bool,
+    typer.Option(
+        "--no-mmap",
+        envvar="LLAMA_ARG_NO_MMAP",
+        help="Read the model into memory instead of mapping it.",
+        rich_help_panel=_MODEL,
+    ),
+]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template",
+        envvar="LLAMA_ARG_CHAT_TEMPLATE",
+        metavar="NAME|JINJA",
+        help="chatml, gemma, llama3 or Jinja text, instead of the model's own.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Host = Annotated[
+    str,
+    typer.Option("--host", envvar="LLAMA_ARG_HOST", help="Address.", rich_help_panel=_SERVER),
+]
+Port = Annotated[
+    int,
+    typer.Option(
+        "--port",
+        envvar="LLAMA_ARG_PORT",
+        min=0,
+        max=65535,
+        help="Port; 0: a free one.",
+        rich_help_panel=_SERVER,
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        envvar="LLAMA_API_KEY",
+        metavar="KEY",
+        help="Clients must send it as a bearer token.",
+        rich_help_panel=_SERVER,
+    ),
+]
+Alias = Annotated[
+    str | None,
+    typer.Option(
+        "--alias",
+        "-a",
+        envvar="LLAMA_ARG_ALIAS",
+        help="The model's name in answers.",
+        rich_help_panel=_SERVER,
+    ),
+]
+Level = Annotated[
+    LogLevel,
+    typer.Option("--log-level", help="What is logged, to stderr.", rich_help_panel=_SERVER),
+]
+CacheDisk = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-disk",
+        metavar="DIR",
+        help="Keep the cache in DIR across restarts. Without it nothing is written.",
+        rich_help_panel=_CACHE,
+    ),
+]
+CacheDiskSize = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-disk-size",
+        metavar="SIZE",
+        help="The most that DIR may hold, as 64GiB; the store remembers it. Default: 32GiB.",
+        rich_help_panel=_CACHE,
+    ),
+]
+CacheDiskMinFree = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-disk-min-free",
+        metavar="SIZE",
+        help="What stays free on DIR's filesystem. Default: 4GiB.",
+        rich_help_panel=_CACHE,
+    ),
+]
+CacheDiskCodec = Annotated[
+    Codec | None,
+    typer.Option(
+        "--cache-disk-codec",
+        help="How new blocks are written. Default: raw.",
+        rich_help_panel=_CACHE,
+    ),
+]
+CacheRam = Annotated[
+    int,
+    typer.Option(
+        "--cache-ram",
+        "-cram",
+        envvar="LLAMA_ARG_CACHE_RAM",
+        min=0,
+        metavar="MIB",
+        help="Memory for blocks that no slot holds, in MiB.",
+        rich_help_panel=_CACHE,
+    ),
+]
+CacheMinTokens = Annotated[
+    int,
+    typer.Option(
+        "--cache-min-tokens",
+        min=0,
+        help="Prompts shorter than this are not written to disk.",
+        rich_help_panel=_CACHE,
+    ),
+]
+CacheNamespace = Annotated[
+    str,
+    typer.Option(
+        "--cache-namespace",
+        metavar="TAG",
+        help="Keeps this server's blocks apart from those under another tag.",
+        rich_help_panel=_CACHE,
+    ),
+]
