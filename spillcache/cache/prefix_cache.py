@@ -188,13 +188,14 @@ class PrefixCache:
 
     # In.
 
-    def wants(self, chain: Chain, block: int) -> bool:
-        """Whether block ``block`` is not in RAM yet, so that exporting it is worth the copy."""
+    def wants(self, chain: Chain, block: int, *, boundary: bool = False) -> bool:
+        """Whether RAM lacks a part of block ``block``, so that exporting it is worth the copy."""
         with self._lock:
             known = self._ram.get(chain.hashes[block])
-            return known is None or not all(
-                part in known.parts for part in self.geometry.parts if part is not Part.BOUNDARY
-            )
+        if known is None:
+            return True
+        parts = self.geometry.parts
+        return any(p not in known.parts for p in parts if boundary or p is not Part.BOUNDARY)
 
     def offer(self, chain: Chain, block: int, state: BlockState) -> None:
         """Keep a copy of the state of whole block ``block`` of ``chain``; the caller keeps its

@@ -68,7 +68,7 @@ class Spiller:
     # Called with the lock held.
 
     def evict(self, block: RamBlock) -> str:
-        """Take over a dirty block that RAM gives up; else say why not: "short", "paused", "queue"."""
+        """Take over a dirty block that RAM gives up; or say why not: short, paused, queue."""
         if not self._long_enough(block):
             return "short"
         if self._stopping or not self._breaker.closed:

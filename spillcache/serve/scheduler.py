@@ -1,0 +1,498 @@
+"""The engine's one thread: admission, restores in slices, chunked prefill, continuous batching over
+the slots.
+
+Every step gives each kind of work its turn: new requests take idle slots; a restoring slot imports
+for a few milliseconds; one prefilling slot computes one call; all answering slots compute one token
+in one call. Prefill calls hold whole blocks of one prompt only (prompt_plan), so that a prompt's
+bits do not depend on its neighbours' lengths.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from spillcache.cache.prefix_cache import PrefixCache
+from spillcache.chain import Chain
+from spillcache.engine.base import Chunk, Engine
+from spillcache.errors import (
+    ContextFullError,
+    DecodeError,
+    EngineError,
+    NotReady,
+    Overloaded,
+    PromptTooLong,
+    RequestError,
+    SpillcacheError,
+    StateRejected,
+)
+from spillcache.metrics import Metrics
+from spillcache.namespace import Namespace
+from spillcache.serve.answer_text import AnswerText
+from spillcache.serve.job import (
+    ErrorEvent,
+    FinishReason,
+    GenerationRequest,
+    Listener,
+    TextEvent,
+    Ticket,
+    Tier,
+)
+from spillcache.serve.prompt_plan import next_stop, takes_boundary
+from spillcache.serve.restorer import Restorer
+from spillcache.serve.slot_choice import Choice, choose
+from spillcache.serve.slots import Job, Phase, Slot
+from spillcache.state import Part
+
+log = logging.getLogger("spillcache.serve")
+
+BUSY_CALL_TOKENS = 128
+"""A prefill call while other slots answer: short, so that they keep their pace."""
+
+
+class Scheduler:
+    """Owns ``engine`` once ``start`` was called. ``submit``, ``attach`` and ``stop``: any
+    thread.
+    """
+
+    def __init__(self, engine: Engine, metrics: Metrics, queue_limit: int) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._queue_limit = queue_limit
+        self._wake = threading.Condition()
+        self._queue: deque[Job] = deque()
+        self._slots = [Slot(i) for i in range(engine.limits.sequences)]
+        self._namespace = Namespace.of({"provisional": True})
+        self._cache: PrefixCache | None = None
+        self._restorer: Restorer | None = None
+        self._attaching: Callable[[], None] | None = None
+        self._stopping = False
+        self._deadline = 0.0
+        self._turn = 0
+        self._thread = threading.Thread(target=self._run, name="spillcache-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+        self._thread.start()
+
+    def attach(self, namespace: Namespace, cache: PrefixCache) -> None:
+        """Use ``cache`` from the next request on; what the slots hold until then was never
+        offered.
+        """
+
+        def attach() -> None:
+            for slot in self._slots:
+                if slot.job is None:
+                    self._forget(slot)
+            self._namespace, self._cache = namespace, cache
+            self._restorer = Restorer(self._engine, cache)
+
+        with self._wake:
+            self._attaching = attach
+            self._wake.notify()
+
+    def submit(self, request: GenerationRequest, listener: Listener) -> Ticket:
+        """Queue a request; ``listener`` is called on the engine's thread.
+
+        Raises RequestError for an empty prompt or a token id outside the vocabulary, PromptTooLong,
+        Overloaded, NotReady.
+        """
+        self._check(request)
+        job = Job(request, listener, Ticket(), AnswerText(self._engine.token_bytes, request.stop))
+        with self._wake:
+            if self._stopping:
+                raise NotReady("the server is stopping; ask again when it is back")
+            if len(self._queue) >= self._queue_limit:
+                raise Overloaded(f"{len(self._queue)} requests are waiting; try again later")
+            self._queue.append(job)
+            self._metrics.queued.set(len(self._queue))
+            self._wake.notify()
+        return job.ticket
+
+    def _check(self, request: GenerationRequest) -> None:
+        limits, count = self._engine.limits, len(request.tokens)
+        if count == 0:
+            raise RequestError("the prompt is empty", param="prompt")
+        if int(request.tokens.max()) >= limits.vocabulary:
+            raise RequestError("the prompt has a token id outside the vocabulary", param="prompt")
+        if count >= limits.context_tokens:
+            raise PromptTooLong(
+                f"the prompt has {count} tokens and the context holds {limits.context_tokens}, "
+                "one of which the answer needs; shorten it or start the server with a larger -c",
+                param="prompt",
+            )
+
+    def stop(self, drain_s: float) -> None:
+        """Refuse new requests, let running answers go on for ``drain_s``, end the thread;
+        blocks.
+        """
+        with self._wake:
+            self._stopping = True
+            self._deadline = time.monotonic() + drain_s
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.is_alive()
+
+    def busy(self) -> int:
+        """How many slots work on a request."""
+        return sum(slot.job is not None for slot in self._slots)
+
+    # The thread.
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(self._has_work)
+                attaching, self._attaching = self._attaching, None
+                stop = self._stopping and (not self.busy() or time.monotonic() >= self._deadline)
+            if attaching is not None:
+                attaching()
+            if self._stopping:
+                self._fail_queued(NotReady("the server is stopping; ask again when it is back"))
+            if stop:
+                break
+            try:
+                self._step()
+            except Exception as error:  # a bug fails the requests at hand, not the server
+                log.exception("the scheduler met a bug; running requests fail, the server goes on")
+                self._fail_all(EngineError(f"internal error: {type(error).__name__}"))
+        self._fail_all(NotReady("the server stopped before the answer was complete"))
+
+    def _has_work(self) -> bool:
+        return bool(self._queue or self.busy() or self._stopping or self._attaching)
+
+    def _step(self) -> None:
+        self._drop_cancelled()
+        self._admit()
+        for slot in self._in(Phase.RESTORE):
+            self._restore_slice(slot)
+        self._prefill_one()
+        self._decode_all()
+
+    def _in(self, phase: Phase) -> list[Slot]:
+        return [slot for slot in self._slots if slot.phase is phase]
+
+    def _fail_all(self, error: SpillcacheError) -> None:
+        for slot in self._slots:
+            if slot.job is not None:
+                self._fail(slot, error)
+        self._fail_queued(error)
+
+    def _fail_queued(self, error: SpillcacheError) -> None:
+        while (job := self._next_job()) is not None:
+            job.emit(ErrorEvent(error))
+            job.close()
+            self._metrics.requests.labels("error").inc()
+
+    def _next_job(self) -> Job | None:
+        with self._wake:
+            job = self._queue.popleft() if self._queue else None
+            self._metrics.queued.set(len(self._queue))
+        return job
+
+    def _drop_cancelled(self) -> None:
+        for slot in self._slots:
+            if slot.job is not None and slot.job.ticket.cancelled:
+                self._metrics.requests.labels("cancelled").inc()
+                self._release(slot)
+        with self._wake:
+            gone = [job for job in self._queue if job.ticket.cancelled]
+            for job in gone:
+                self._queue.remove(job)
+        for job in gone:
+            job.close()
+
+    # Admission.
+
+    def _admit(self) -> None:
+        while self._in(Phase.IDLE):
+            job = self._next_job()
+            if job is None:
+                return
+            if job.ticket.cancelled:
+                job.close()
+            else:
+                self._begin(job)
+
+    def _begin(self, job: Job) -> None:
+        """Give ``job`` a slot: live, forked from another slot, restored, or cold, whichever saves
+        most.
+        """
+        job.started = job.started or time.monotonic()
+        engine, reuse = self._engine, job.request.cache_prompt
+        size = engine.geometry.block_tokens
+        chain = Chain(self._namespace, size, job.tokens, job.request.salt)
+        choice = choose(self._slots, chain, engine, reuse=reuse)
+        slot = choice.slot
+        restore = self._restorer.begin(chain, choice.live) if reuse and self._restorer else None
+        if restore is not None:
+            engine.clear(slot.index)
+        elif not self._take_live(choice):
+            choice = Choice(slot, slot, 0)
+        slot.job, slot.chain, slot.last_use = job, chain, time.monotonic()
+        slot.boundary, slot.restore = None, restore
+        slot.phase = Phase.PREFILL if restore is None else Phase.RESTORE
+        self._metrics.active.set(self.busy())
+        self._reserve(slot, len(chain))
+        if restore is None:
+            self._count_cached(job, {"live": choice.live})
+
+    def _take_live(self, choice: Choice) -> bool:
+        """Truncate or fork; False, and an empty sequence, when that can't be done."""
+        slot, source, live = choice.slot, choice.source, choice.live
+        try:
+            if source is slot:
+                self._engine.truncate(slot.index, live)
+                return True
+            return self._engine.fork(source.index, slot.index, live)
+        except StateRejected as error:
+            log.warning("a live prefix could not be used: %s", error)
+            self._engine.clear(slot.index)
+            return False
+
+    def _reserve(self, slot: Slot, tokens: int) -> None:
+        """Clear idle slots, least recently used first, until the context has room for
+        ``tokens``.
+        """
+        others = [s for s in self._slots if s is not slot and self._engine.length(s.index)]
+        room = self._engine.limits.context_tokens - tokens
+        held = sum(self._engine.length(s.index) for s in others)
+        for other in sorted(others, key=lambda s: s.last_use):
+            if held <= room:
+                return
+            if other.phase is Phase.IDLE:
+                held -= self._engine.length(other.index)
+                self._forget(other)
+
+    @staticmethod
+    def _count_cached(job: Job, cached: dict[Tier, int]) -> None:
+        if not job.answer:  # a preempted job's second start reuses its own answer: not the prompt
+            job.cached = {tier: count for tier, count in cached.items() if count}
+
+    # Restore.
+
+    def _restore_slice(self, slot: Slot) -> None:
+        restore, job = slot.restore, slot.job
+        if restore is None or job is None or self._restorer is None:
+            return
+        wait = not self._in(Phase.PREFILL) and not self._in(Phase.DECODE)
+        if not self._restorer.advance(slot.index, restore, wait=wait):
+            return
+        slot.restore, slot.phase = None, Phase.PREFILL
+        job.restore_s = time.monotonic() - restore.started
+        self._count_cached(job, self._restorer.tokens_by_tier(restore))
+        job.restored_bytes = restore.size if self._engine.length(slot.index) else 0
+
+    # Prefill.
+
+    def _prefill_one(self) -> None:
+        waiting = self._in(Phase.PREFILL)
+        if not waiting:
+            return
+        self._turn += 1
+        slot = waiting[self._turn % len(waiting)]
+        chain = slot.chain
+        if chain is None:
+            return
+        start, total = self._engine.length(slot.index), len(chain)
+        stop = next_stop(start, total, self._call_tokens(), self._engine.geometry)
+        chunk = Chunk(slot.index, chain.tokens[start:stop], logits=stop == total)
+        if not self._decode([chunk], [slot]):
+            return
+        self._keep(slot, start, stop, boundary=takes_boundary(stop, total, self._engine.geometry))
+        if stop == total:
+            self._prompt_done(slot)
+
+    def _call_tokens(self) -> int:
+        most = self._engine.limits.call_tokens
+        if not self._in(Phase.DECODE):
+            return most
+        return min(most, max(BUSY_CALL_TOKENS, self._engine.geometry.block_tokens))
+
+    def _prompt_done(self, slot: Slot) -> None:
+        job = slot.job
+        if job is None:
+            return
+        slot.phase = Phase.DECODE
+        if not job.prompt_done:
+            job.prompt_done = time.monotonic()
+            self._count_prompt(job)
+        if job.sampler is None:
+            job.sampler = self._engine.sampler(job.request.sampling, job.request.tokens)
+        self._sample(slot, job)
+
+    def _count_prompt(self, job: Job) -> None:
+        for tier, count in job.cached.items():
+            self._metrics.prompt_tokens.labels(tier).inc(count)
+        computed = len(job.request.tokens) - sum(job.cached.values())
+        self._metrics.prompt_tokens.labels("computed").inc(computed)
+
+    # Decode.
+
+    def _decode_all(self) -> None:
+        slots = [s for s in self._in(Phase.DECODE) if s.job is not None and s.job.answer]
+        chunks = []
+        for slot in slots:
+            if slot.chain is None or slot.job is None:
+                continue
+            held = self._engine.length(slot.index)
+            if len(slot.chain) == held:
+                slot.chain.extend([slot.job.answer[-1]])
+            chunks.append(Chunk(slot.index, slot.chain.tokens[held : held + 1], logits=True))
+        if not chunks or not self._decode(chunks, slots):
+            return
+        for slot in slots:
+            stop = self._engine.length(slot.index)
+            self._keep(
+                slot, stop - 1, stop, boundary=stop % self._engine.geometry.block_tokens == 0
+            )
+            if slot.job is not None:
+                self._sample(slot, slot.job)
+
+    def _sample(self, slot: Slot, job: Job) -> None:
+        """Choose the next token, tell the client, and see whether the answer is complete."""
+        if job.sampler is None:
+            return
+        token = job.sampler.sample(slot.index)
+        if not job.answer:
+            self._metrics.ttft_seconds.observe(time.monotonic() - job.submitted)
+        if self._engine.is_end(token):
+            self._finish(slot, job, "stop")
+            return
+        job.answer.append(token)
+        self._metrics.generated_tokens.inc()
+        job.emit(TextEvent(job.text.push_token(token), token))
+        if job.text.stopped is not None:
+            self._finish(slot, job, "stop")
+        elif self._full(slot, job):
+            self._finish(slot, job, "length")
+
+    def _full(self, slot: Slot, job: Job) -> bool:
+        limit = job.request.max_tokens
+        if limit is not None and len(job.answer) >= limit:
+            return True
+        return self._engine.length(slot.index) >= self._engine.limits.context_tokens
+
+    def _decode(self, chunks: list[Chunk], slots: list[Slot]) -> bool:
+        """One call; makes room when the context is full, fails the requests in it when it can't be
+        done.
+        """
+        try:
+            self._engine.decode(chunks)
+        except ContextFullError as error:
+            if not self._make_room(slots):
+                self._give_up(slots[-1], error)
+            return False
+        except DecodeError as error:
+            self._metrics.errors.labels(error.code).inc()
+            for slot in slots:
+                self._fail(slot, error)
+            return False
+        return True
+
+    def _make_room(self, keep: list[Slot]) -> bool:
+        """Clear the least recently used idle slot, or else preempt the youngest other request."""
+        idle = [s for s in self._in(Phase.IDLE) if self._engine.length(s.index)]
+        if idle:
+            self._forget(min(idle, key=lambda slot: slot.last_use))
+            return True
+        busy = [s for s in self._slots if s.job is not None and (s not in keep or len(keep) > 1)]
+        if not busy:
+            return False
+        self._preempt(max(busy, key=lambda slot: slot.job.started if slot.job else 0.0))
+        return True
+
+    def _preempt(self, slot: Slot) -> None:
+        """Put a request back at the head of the queue; its blocks are in RAM."""
+        job = slot.job
+        if job is None:
+            return
+        log.info("the context is full: a request gives way and is taken up again")
+        slot.job = None
+        self._end_turn(slot)
+        self._forget(slot)
+        with self._wake:
+            self._queue.appendleft(job)
+
+    def _give_up(self, slot: Slot, error: ContextFullError) -> None:
+        job = slot.job
+        if job is not None and job.answer:
+            self._finish(slot, job, "length")
+        else:
+            self._fail(slot, error)
+
+    # State to the cache.
+
+    def _keep(self, slot: Slot, start: int, stop: int, *, boundary: bool) -> None:
+        """Offer the blocks that the call from ``start`` to ``stop`` completed."""
+        cache, job, chain = self._cache, slot.job, slot.chain
+        if cache is None or job is None or chain is None or chain.namespace is not self._namespace:
+            return
+        if not (job.request.cache_store and job.request.cache_prompt):
+            return
+        size = self._engine.geometry.block_tokens
+        first, last = start // size, stop // size
+        deciding = slot.phase is Phase.DECODE
+        for block in range(first, last):
+            at_end = boundary and (block + 1) * size == stop
+            if not cache.wants(chain, block, boundary=at_end):
+                continue
+            try:
+                state = dict(self._engine.export(slot.index, block, boundary=at_end))
+            except StateRejected as error:
+                log.warning("a block was not kept: %s", error)
+                return
+            if deciding and Part.BOUNDARY in state:
+                slot.keep_boundary(block, state)
+                del state[Part.BOUNDARY]
+            cache.offer(chain, block, state)
+
+    # The end of a turn.
+
+    def _finish(self, slot: Slot, job: Job, reason: FinishReason) -> None:
+        event = job.done(reason)
+        self._metrics.requests.labels(reason).inc()
+        job.emit(event)
+        self._release(slot)
+
+    def _fail(self, slot: Slot, error: SpillcacheError) -> None:
+        if slot.job is not None:
+            slot.job.emit(ErrorEvent(error))
+            self._metrics.requests.labels("error").inc()
+        self._release(slot)
+        self._forget(slot)
+
+    def _release(self, slot: Slot) -> None:
+        """The request is over; the sequence stays live for its next turn."""
+        job, slot.job = slot.job, None
+        self._end_turn(slot)
+        if slot.restore is not None:
+            slot.restore.close()
+            slot.restore = None
+            self._forget(slot)
+        slot.phase = Phase.IDLE
+        slot.last_use = time.monotonic()
+        if job is not None:
+            job.close()
+        self._metrics.active.set(self.busy())
+
+    def _end_turn(self, slot: Slot) -> None:
+        chain, boundary, slot.boundary = slot.chain, slot.boundary, None
+        if chain is None:
+            return
+        chain.truncate(self._engine.length(slot.index))
+        if self._cache is None or chain.namespace is not self._namespace:
+            return
+        if boundary is not None and boundary[0] < chain.blocks:
+            self._cache.offer(chain, *boundary)
+        self._cache.used(chain)
+
+    def _forget(self, slot: Slot) -> None:
+        self._engine.clear(slot.index)
+        slot.chain, slot.boundary, slot.phase = None, None, Phase.IDLE

@@ -1,0 +1,51 @@
+"""Which slot takes a prompt, and how much of the prompt the engine's sequences already hold."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spillcache.chain import Chain
+from spillcache.engine.base import Engine
+from spillcache.serve.prompt_plan import live_prefix
+from spillcache.serve.slots import Phase, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Take ``slot``; the first ``live`` tokens of the prompt are those of ``source``'s sequence."""
+
+    slot: Slot
+    source: Slot
+    live: int
+
+
+def choose(slots: Sequence[Slot], chain: Chain, engine: Engine, *, reuse: bool) -> Choice:
+    """The choice for a prompt; at least one slot is idle. ``reuse``: whether live state may be
+    used.
+
+    A conversation goes on in its own slot. A prompt that only shares a beginning with it is forked
+    into the least recently used idle slot, so that the other conversation stays live, unless most
+    of that would be kept anyway.
+    """
+    idle = sorted((s for s in slots if s.phase is Phase.IDLE), key=lambda slot: slot.last_use)
+    oldest = idle[0]
+    if not reuse:
+        return Choice(oldest, oldest, 0)
+    lives = [(usable_live(slot, chain, engine), slot) for slot in slots]
+    live, source = max(lives, key=lambda pair: (pair[0], pair[1].phase is Phase.IDLE))
+    if live == 0:
+        return Choice(oldest, oldest, 0)
+    if source.phase is Phase.IDLE and 2 * live >= engine.length(source.index):
+        return Choice(source, source, live)
+    return Choice(oldest, source, live)
+
+
+def usable_live(slot: Slot, chain: Chain, engine: Engine) -> int:
+    """How many of the prompt's tokens can go on from what ``slot``'s sequence holds."""
+    held = engine.length(slot.index)
+    if slot.chain is None or not held or slot.chain.root != chain.root:
+        return 0
+    if slot.phase is Phase.RESTORE:
+        return 0
+    shared = min(slot.chain.shared(chain.tokens), held)
+    live = live_prefix(held, shared, len(chain), engine.geometry)
+    return live if engine.can_truncate(slot.index, live) else 0

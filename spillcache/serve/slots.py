@@ -1,0 +1,122 @@
+"""A slot: one engine sequence, the tokens it holds, and the job that uses it."""
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from spillcache.cache.prefix_cache import Match
+from spillcache.cache.restore import RestoreStream
+from spillcache.chain import BlockHash, Chain
+from spillcache.engine.base import Sampler, Tokens
+from spillcache.serve.answer_text import AnswerText
+from spillcache.serve.job import (
+    DoneEvent,
+    Event,
+    FinishReason,
+    GenerationRequest,
+    Listener,
+    Ticket,
+    Tier,
+    Timings,
+    Usage,
+)
+from spillcache.state import BlockState, Part
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request in work: what was asked, what has been answered, and the clocks."""
+
+    request: GenerationRequest
+    listener: Listener
+    ticket: Ticket
+    text: AnswerText
+    submitted: float = field(default_factory=time.monotonic)
+    started: float = 0.0
+    prompt_done: float = 0.0
+    answer: list[int] = field(default_factory=list)
+    sampler: Sampler | None = None
+    cached: dict[Tier, int] = field(default_factory=dict)
+    restore_s: float = 0.0
+    restored_bytes: int = 0
+
+    @property
+    def tokens(self) -> Tokens:
+        """The prompt and what has been answered: what a slot must hold to go on."""
+        return np.concatenate([self.request.tokens, np.array(self.answer, np.uint32)])
+
+    def emit(self, event: Event) -> None:
+        """Tell the listener, unless the client has left."""
+        if not self.ticket.cancelled:
+            self.listener(event)
+
+    def done(self, reason: FinishReason) -> DoneEvent:
+        """The event that ends the answer."""
+        now = time.monotonic()
+        done = self.prompt_done or now
+        rest = self.text.finish()
+        usage = Usage(len(self.request.tokens), len(self.answer), dict(self.cached))
+        timings = Timings(
+            queue_ms=1000 * (self.started - self.submitted),
+            restore_ms=1000 * self.restore_s,
+            restored_bytes=self.restored_bytes,
+            prompt_ms=1000 * (done - self.started),
+            predicted_ms=1000 * (now - done),
+        )
+        return DoneEvent(rest, reason, self.text.stopped, usage, timings)
+
+    def close(self) -> None:
+        """Free the sampler; may be called twice."""
+        if self.sampler is not None:
+            self.sampler.close()
+            self.sampler = None
+
+
+class Phase(Enum):
+    """What a slot does next."""
+
+    IDLE = "idle"
+    RESTORE = "restore"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(slots=True)
+class Restore:
+    """A restore in progress into a slot."""
+
+    match: Match
+    stream: RestoreStream
+    started: float
+    last_block: float
+    failed: set[BlockHash] = field(default_factory=set)
+    attempts: int = 1
+    blocks: int = 0
+    size: int = 0
+    """Payload bytes imported so far."""
+
+    def close(self) -> None:
+        """Stop reading and unpin."""
+        self.stream.close()
+        self.match.release()
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One sequence of the engine. ``chain`` starts with the tokens that the sequence holds."""
+
+    index: int
+    chain: Chain | None = None
+    job: Job | None = None
+    phase: Phase = Phase.IDLE
+    restore: Restore | None = None
+    boundary: tuple[int, BlockState] | None = None
+    """The latest boundary met while decoding: kept when the turn ends."""
+    last_use: float = 0.0
+
+    def keep_boundary(self, block: int, state: BlockState) -> None:
+        """Copy the boundary at the end of ``block``, in place of an earlier one."""
+        if Part.BOUNDARY in state:
+            self.boundary = (block, {Part.BOUNDARY: bytes(state[Part.BOUNDARY])})
