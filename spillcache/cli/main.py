@@ -75,7 +75,8 @@ def run() -> Never:
     except (KeyboardInterrupt, typer.Abort):
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
-        code = _leave_pipe()
+        _quiet_stdout()  # the reader went away (``| head``)
+        code = EXIT_ERROR
     except Exception as error:  # the last line of defence against tracebacks
         if os.environ.get(DEBUG_VARIABLE) == "1":
             raise
@@ -96,7 +97,6 @@ def _report(error: Exception) -> int:
     return code
 
 
-def _leave_pipe() -> int:
-    """The reader of stdout went away (``| head``): be quiet, also in the flush at exit."""
+def _quiet_stdout() -> None:
+    """Let the flush at exit go nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_ERROR

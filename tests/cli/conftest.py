@@ -1,0 +1,38 @@
+"""The command line, run in this process."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from spillcache.cli.main import run
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Ended]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """``cli("ls", "DIR") -> Ended``: as ``spillcache ls DIR`` in a shell."""
+    for name in ("SPILLCACHE_DEBUG", "LLAMA_ARG_MODEL", "LLAMA_ARG_CTX_SIZE", "LLAMA_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*words: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["spillcache", *words])
+        with pytest.raises(SystemExit) as exited:
+            run()
+        captured = capsys.readouterr()
+        assert isinstance(exited.value.code, int)
+        return Ended(exited.value.code, captured.out, captured.err)
+
+    return call

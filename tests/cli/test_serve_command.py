@@ -1,0 +1,178 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spillcache.cli import serve_command
+from spillcache.config import GIB, MIB, Settings
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    return str(path)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """What the server would have been run with; it ends with code 7 at once."""
+    calls: list[Settings] = []
+
+    def run_server(settings: Settings) -> int:
+        calls.append(settings)
+        return 7
+
+    monkeypatch.setattr(serve_command, "_run_server", run_server)
+    return calls
+
+
+def test_defaults(cli: Any, model: str, served: list[Settings]) -> None:
+    ended = cli("serve", "-m", model)
+    assert (ended.code, ended.err) == (7, "")
+    (settings,) = served
+    assert settings.engine.model == Path(model)
+    assert settings.engine.context_tokens == 0
+    assert settings.engine.ubatch_tokens == 512
+    assert settings.engine.mmap
+    assert (settings.serve.host, settings.serve.port) == ("127.0.0.1", 8080)
+    assert settings.serve.api_key is None
+    assert settings.cache.ram_bytes == 8192 * MIB
+    assert settings.store is None
+
+
+def test_short_flags_are_llama_servers(cli: Any, model: str, served: list[Settings]) -> None:
+    line = "-c 4096 -ub 256 -np 3 -t 5 -ngl 7 -ctk bf16 -ctv q8_0 -fa on -a me -cram 64"
+    assert cli("serve", "-m", model, *line.split()).code == 7
+    engine = served[0].engine
+    assert (engine.context_tokens, engine.ubatch_tokens, engine.slots) == (4096, 256, 3)
+    assert (engine.threads, engine.gpu_layers) == (5, 7)
+    assert (engine.type_k, engine.type_v, engine.flash_attention) == ("bf16", "q8_0", "on")
+    assert served[0].serve.alias == "me"
+    assert served[0].cache.ram_bytes == 64 * MIB
+
+
+def test_long_flags(cli: Any, model: str, served: list[Settings], tmp_path: Path) -> None:
+    line = (
+        "--ctx-size 8192 --ubatch-size 128 --parallel 2 --threads 1 --n-gpu-layers 99 "
+        "--cache-type-k f32 --cache-type-v f16 --flash-attn off --swa-full --no-mmap "
+        "--chat-template chatml --host ::1 --port 0 --api-key secret --alias name "
+        "--log-level debug --cache-ram 0 --cache-min-tokens 64 --cache-namespace blue "
+        "--cache-disk-size 2GiB --cache-disk-min-free 512M --cache-disk-codec zstd"
+    )
+    disk = tmp_path / "cache"
+    assert cli("serve", "--model", model, "--cache-disk", str(disk), *line.split()).code == 7
+    settings = served[0]
+    assert settings.engine.gpu_layers == 99
+    assert settings.engine.swa_full
+    assert not settings.engine.mmap
+    assert settings.engine.chat_template == "chatml"
+    assert settings.engine.namespace_tag == "blue"
+    assert settings.serve.api_key == "secret"
+    assert (settings.serve.host, settings.serve.port) == ("::1", 0)
+    assert (settings.cache.ram_bytes, settings.cache.min_tokens) == (0, 64)
+    assert settings.store is not None
+    assert settings.store.path == disk
+    assert settings.store.quota_bytes == 2 * GIB
+    assert settings.store.min_free_bytes == 512 * MIB
+    assert settings.store.codec == "zstd"
+
+
+def test_a_disk_without_more_keeps_what_the_store_has(
+    cli: Any, model: str, served: list[Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cli("serve", "-m", model, "--cache-disk", "~/cache")
+    store = served[0].store
+    assert store is not None
+    assert (store.path, store.quota_bytes, store.codec) == (tmp_path / "cache", None, "raw")
+    assert store.min_free_bytes == 4 * GIB
+    assert not store.path.exists()
+
+
+def test_variables_are_llama_servers_and_flags_win(
+    cli: Any, model: str, served: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_ARG_MODEL", model)
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "1024")
+    monkeypatch.setenv("LLAMA_ARG_N_PARALLEL", "4")
+    monkeypatch.setenv("LLAMA_API_KEY", "from the environment")
+    assert cli("serve", "-np", "2").code == 7
+    assert served[0].engine.model == Path(model)
+    assert served[0].engine.context_tokens == 1024
+    assert served[0].engine.slots == 2
+    assert served[0].serve.api_key == "from the environment"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("-ub 100", "--ubatch-size: 100 is not a multiple of 64"),
+        ("-ub 0", "--ubatch-size"),
+        ("-ctv q8_0 -fa off", "--cache-type-v: q8_0 needs flash attention"),
+        ("--cache-disk-size 1GiB", "--cache-disk-size needs --cache-disk"),
+        ("--cache-disk-min-free 1GiB", "--cache-disk-min-free needs --cache-disk"),
+        ("--cache-disk-codec raw", "--cache-disk-codec needs --cache-disk"),
+        ("--cache-disk d --cache-disk-size big", "--cache-disk-size: 'big' is not a size"),
+        ("--cache-disk d --cache-disk-min-free -1", "--cache-disk-min-free: '-1' is not a size"),
+    ],
+)
+def test_what_can_not_be_meant_is_said(
+    cli: Any, model: str, served: list[Settings], words: str, says: str
+) -> None:
+    ended = cli("serve", "-m", model, *words.split())
+    assert ended.code == 2
+    assert says in ended.err
+    assert not served
+
+
+def test_a_bad_model_is_said_before_anything_starts(
+    cli: Any, served: list[Settings], tmp_path: Path
+) -> None:
+    ended = cli("serve", "-m", str(tmp_path / "none.gguf"))
+    assert (ended.code, served) == (1, [])
+    assert ended.err.startswith("spillcache: error: no such model: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        ("--host 0.0.0.0", True),
+        ("--host 0.0.0.0 --api-key k", False),
+        ("--host ::1", False),
+    ],
+)
+def test_an_open_server_gets_a_warning(
+    cli: Any, model: str, served: list[Settings], words: str, warned: bool
+) -> None:
+    ended = cli("serve", "-m", model, *words.split())
+    assert ended.code == 7
+    assert ("warning" in ended.err) == warned
+
+
+@pytest.mark.parametrize("kind", ["a file", "a file above", "somebody else's files"])
+def test_a_directory_that_can_not_hold_a_cache_is_said_at_once(
+    cli: Any, model: str, tmp_path: Path, kind: str
+) -> None:
+    disk = tmp_path / "cache"
+    if kind == "a file":
+        disk.write_text("mine")
+    elif kind == "a file above":
+        disk.write_text("mine")
+        disk = disk / "below"
+    else:
+        disk.mkdir()
+        (disk / "letter.txt").write_text("mine")
+    ended = cli("serve", "-m", model, "--cache-disk", str(disk))
+    assert ended.code == 1
+    assert ended.err.startswith("spillcache: error: ")
+    assert ended.err.count("\n") == 1
+    assert str(disk) in ended.err
+
+
+def test_a_quota_under_the_minimum_is_said_at_once(cli: Any, model: str, tmp_path: Path) -> None:
+    ended = cli(
+        "serve", "-m", model, "--cache-disk", str(tmp_path / "c"), "--cache-disk-size", "1M"
+    )
+    assert ended.code == 2
+    assert "--cache-disk-size" in ended.err
