@@ -1,0 +1,70 @@
+"""The bridge from the scheduler's thread to the event loop: one answer's events, one client.
+
+The client may leave at any moment, also while the prompt is still computed. Then the work stops at
+once: a watcher reads the connection for as long as the answer takes.
+"""
+
+import asyncio
+
+from starlette.types import Receive
+
+from spillcache.serve.door import Door
+from spillcache.serve.job import Event, GenerationRequest, Ticket
+
+
+class ClientGone(Exception):
+    """The client closed the connection: there is nobody to answer."""
+
+
+class AnswerEvents:
+    """The events of one request. Everything but the listener runs on the event loop.
+
+    ``receive`` is the connection's, its body already read. Whoever makes one must ``close`` it.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._ticket: Ticket | None = None
+        self._gone = False
+        self._watcher = asyncio.create_task(self._watch())
+
+    def submit(self, service: Door, request: GenerationRequest) -> None:
+        """Queue the request; raises what ``Door.submit`` raises, and ClientGone."""
+        if self._gone:
+            raise ClientGone
+        self._ticket = service.submit(request, self._listen)
+
+    async def next_events(self) -> list[Event]:
+        """What has come since the last call, at least one event; raises ClientGone."""
+        event = await self._queue.get()
+        events: list[Event] = []
+        while event is not None:
+            events.append(event)
+            if self._queue.empty():
+                return events
+            event = self._queue.get_nowait()
+        raise ClientGone
+
+    def close(self) -> None:
+        """Cancel the work, if any is left, and stop watching. May be called twice."""
+        if self._ticket is not None:
+            self._ticket.cancel()
+        self._watcher.cancel()
+
+    def _listen(self, event: Event) -> None:
+        """Runs on the scheduler's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
+        except RuntimeError:
+            # The loop is closed: the server is on its way out, and the client long gone.
+            return
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            continue
+        self._gone = True
+        if self._ticket is not None:
+            self._ticket.cancel()
+        self._queue.put_nowait(None)

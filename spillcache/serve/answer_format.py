@@ -1,0 +1,145 @@
+"""Answers as OpenAI's clients read them, with llama-server's ``timings`` and our tiers."""
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from typing import Any
+
+from spillcache import __version__
+from spillcache.serve.job import DoneEvent, FinishReason, Timings, Usage
+
+FINGERPRINT = f"spillcache-{__version__}"
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """OpenAI's ``usage``, in tokens."""
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.generated,
+        "total_tokens": usage.prompt + usage.generated,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_total},
+    }
+
+
+def timings_object(usage: Usage, timings: Timings) -> dict[str, Any]:
+    """llama-server's ``timings``, and ours: the tiers of reused tokens, restore and queue."""
+    computed = usage.prompt - usage.cached_total
+    return {
+        "cache_n": usage.cached_total,
+        **_pace("prompt", computed, timings.prompt_ms),
+        **_pace("predicted", usage.generated, timings.predicted_ms),
+        "cache": {tier: usage.cached.get(tier, 0) for tier in ("live", "ram", "disk")},
+        "restore_ms": timings.restore_ms,
+        "restored_bytes": timings.restored_bytes,
+        "queue_ms": timings.queue_ms,
+    }
+
+
+def _pace(what: str, tokens: int, ms: float) -> dict[str, Any]:
+    return {
+        f"{what}_n": tokens,
+        f"{what}_ms": ms,
+        f"{what}_per_token_ms": ms / tokens if tokens else 0.0,
+        f"{what}_per_second": 1000.0 * tokens / ms if ms > 0 else 0.0,
+    }
+
+
+class AnswerFormat(ABC):
+    """One answer's JSON objects; they share an id, a time and the model's name."""
+
+    id_prefix: str
+    whole: str
+    """The ``object`` of an answer in one piece."""
+    chunk: str
+    """The ``object`` of a piece of a stream."""
+
+    def __init__(self, model: str, *, include_usage: bool) -> None:
+        self._include_usage = include_usage
+        self._common = {
+            "id": self.id_prefix + uuid.uuid4().hex,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    def answer(self, text: str, done: DoneEvent) -> dict[str, Any]:
+        """The answer in one piece."""
+        choice = {**self._whole_choice(text), "finish_reason": done.reason}
+        return {
+            **self._common,
+            "object": self.whole,
+            "choices": [{"index": 0, "logprobs": None, **choice}],
+            "usage": usage_object(done.usage),
+            "timings": timings_object(done.usage, done.timings),
+        }
+
+    def head(self) -> list[dict[str, Any]]:
+        """The chunks before the first piece of text."""
+        return []
+
+    def piece(self, text: str) -> dict[str, Any]:
+        """The chunk with a piece of text."""
+        return self._stream_chunk(self._piece_choice(text), None)
+
+    def tail(self, done: DoneEvent) -> list[dict[str, Any]]:
+        """The chunks after the last piece: why it ended, then usage if it was asked for."""
+        chunks = [self._stream_chunk(self._last_choice(), done.reason)]
+        if self._include_usage:
+            usage = {"choices": [], "usage": usage_object(done.usage)}
+            chunks.append({**self._common, "object": self.chunk, **usage})
+        chunks[-1]["timings"] = timings_object(done.usage, done.timings)
+        return chunks
+
+    def _stream_chunk(self, choice: dict[str, Any], reason: FinishReason | None) -> dict[str, Any]:
+        choices = [{"index": 0, **choice, "logprobs": None, "finish_reason": reason}]
+        chunk = {**self._common, "object": self.chunk, "choices": choices}
+        if self._include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    @abstractmethod
+    def _whole_choice(self, text: str) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _piece_choice(self, text: str) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _last_choice(self) -> dict[str, Any]: ...
+
+
+class ChatFormat(AnswerFormat):
+    """Chat completions."""
+
+    id_prefix = "chatcmpl-"
+    whole = "chat.completion"
+    chunk = "chat.completion.chunk"
+
+    def head(self) -> list[dict[str, Any]]:
+        """Who speaks."""
+        return [self._stream_chunk({"delta": {"role": "assistant", "content": ""}}, None)]
+
+    def _whole_choice(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def _piece_choice(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
+
+    def _last_choice(self) -> dict[str, Any]:
+        return {"delta": {}}
+
+
+class CompletionFormat(AnswerFormat):
+    """Completions: the same object for the whole and its pieces."""
+
+    id_prefix = "cmpl-"
+    whole = "text_completion"
+    chunk = "text_completion"
+
+    def _whole_choice(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _piece_choice(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _last_choice(self) -> dict[str, Any]:
+        return {"text": ""}

@@ -1,0 +1,51 @@
+"""What the HTTP routes need of the service; ``service.Service`` is it."""
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from spillcache.config import Settings
+from spillcache.engine.base import Engine
+from spillcache.errors import SpillcacheError
+from spillcache.metrics import Metrics
+from spillcache.serve.job import GenerationRequest, Listener, Ticket
+
+State = Literal["loading", "ready", "failed", "stopping", "stopped"]
+
+
+class Door(Protocol):
+    """The routes' only way to engine, cache and scheduler. Any thread."""
+
+    @property
+    def settings(self) -> Settings:
+        """As it was started."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """For ``/metrics``."""
+
+    @property
+    def state(self) -> State:
+        """From loading to stopped."""
+
+    @property
+    def failure(self) -> SpillcacheError | None:
+        """Why the state is ``failed``."""
+
+    @property
+    def engine(self) -> Engine:
+        """For its text methods and facts only; raises NotReady until it is loaded."""
+
+    def start(self) -> None:
+        """Begin to load; returns at once."""
+
+    def submit(self, request: GenerationRequest, listener: Listener) -> Ticket:
+        """Queue a request; raises NotReady, Overloaded, PromptTooLong or RequestError."""
+
+    def health(self) -> dict[str, object]:
+        """For ``/health``."""
+
+    def slots_total(self) -> int:
+        """How many requests run at a time."""
+
+    def stop(self, progress: Callable[[str], None], drain_s: float | None = None) -> None:
+        """End running answers, save, close; blocks for seconds and tells its progress in lines."""

@@ -1,0 +1,66 @@
+"""An answer as server-sent events, piece by piece while it is generated."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from spillcache.serve.answer_events import AnswerEvents, ClientGone
+from spillcache.serve.answer_format import AnswerFormat
+from spillcache.serve.http_errors import describe_error
+from spillcache.serve.job import DoneEvent, ErrorEvent, Event
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class EventStream(Response):
+    """Sends the events of ``events``, of which ``first`` were already taken; closes it at the end.
+
+    All that is there goes out in one write: nothing waits for more.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AnswerEvents, first: list[Event], form: AnswerFormat) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["Content-Length"]
+        self._events = events
+        self._batch = first
+        self._form = form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send until the answer ends or the client goes; ``events`` watch ``receive`` already."""
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        data = _encode(self._form.head())
+        try:
+            await send(start)
+            while True:
+                data += b"".join(self._encode_event(event) for event in self._batch)
+                more = not isinstance(self._batch[-1], DoneEvent | ErrorEvent)
+                if data or not more:
+                    await send({"type": "http.response.body", "body": data, "more_body": more})
+                if not more:
+                    return
+                data = b""
+                self._batch = await self._events.next_events()
+        except (ClientGone, OSError):
+            return  # nobody is there to be told
+        finally:
+            self._events.close()
+
+    def _encode_event(self, event: Event) -> bytes:
+        if isinstance(event, ErrorEvent):
+            return _encode([describe_error(event.error)[1]])
+        pieces = [self._form.piece(event.text)] if event.text else []
+        if isinstance(event, DoneEvent):
+            return _encode(pieces + self._form.tail(event)) + _DONE
+        return _encode(pieces)
+
+
+def _encode(objects: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(
+        b"data: %b\n\n" % json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode()
+        for one in objects
+    )

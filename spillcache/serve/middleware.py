@@ -1,0 +1,127 @@
+"""What every request passes through. Plain ASGI: streams flow, and disconnects are seen."""
+
+import asyncio
+import hmac
+import logging
+
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from spillcache.errors import BodyTooLarge, SpillcacheError, Unauthorized
+from spillcache.serve.http_errors import error_object, error_response
+
+PUBLIC_PATHS = frozenset({"/health", "/v1/health", "/models", "/v1/models"})
+"""As llama-server: these answer without a key."""
+
+_DRAIN_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class ErrorGuard:
+    """Turns what nobody caught into a 500 with a sentence, and the traceback into a log entry."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on; answer 500 when it fails before its answer began."""
+        started = False
+
+        async def sender(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sender)
+        except Exception:
+            _log.exception("request failed: %s %s", scope.get("method"), scope.get("path"))
+            if started:
+                raise  # the server closes the connection, so that the client sees that it broke
+            message = "the server met an unexpected error; its log has the details"
+            content = error_object(message, "server_error", SpillcacheError.code)
+            await JSONResponse(content, 500)(scope, receive, send)
+
+
+class KeyGate:
+    """Lets in who has the API key: ``Authorization: Bearer KEY``, or ``X-Api-Key: KEY``."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app = app
+        self._key = key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on with the key, or to a public path; answer 401 otherwise."""
+        if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS:
+            given = _given_key(scope)
+            if not hmac.compare_digest(given, self._key):
+                problem = "the API key is wrong" if given else "an API key is needed"
+                error = Unauthorized(f"{problem}; send it as Authorization: Bearer KEY")
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class BodyLimit:
+    """Refuses bodies past a limit, by their declared length or while they are read."""
+
+    def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
+        self._app = app
+        self._limit_bytes = limit_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, counting what is read; answer 413 past the limit."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = _header(scope, b"content-length")
+        # The HTTP parser has seen to it that this is a number.
+        if declared and int(declared) > self._limit_bytes:
+            await _drain(receive, self._limit_bytes)
+            await error_response(self._error())(scope, receive, send)
+            return
+        read_bytes = 0
+
+        async def receiver() -> Message:
+            nonlocal read_bytes
+            message = await receive()
+            read_bytes += len(message.get("body", b""))
+            if read_bytes > self._limit_bytes:
+                if message["more_body"]:
+                    await _drain(receive, self._limit_bytes)
+                raise self._error()
+            return message
+
+        await self._app(scope, receiver, send)
+
+    def _error(self) -> BodyTooLarge:
+        return BodyTooLarge(f"the body is larger than {self._limit_bytes} bytes")
+
+
+async def _drain(receive: Receive, limit_bytes: int) -> None:
+    """Read on and forget, for a while: closing at once would lose the answer on its way back."""
+    try:
+        async with asyncio.timeout(_DRAIN_S):
+            while limit_bytes > 0:
+                message = await receive()
+                limit_bytes -= len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
+    except TimeoutError:
+        return
+
+
+def _given_key(scope: Scope) -> bytes:
+    scheme, _, key = _header(scope, b"authorization").partition(b" ")
+    if scheme.lower() == b"bearer":
+        return key.strip()
+    return _header(scope, b"x-api-key").strip()
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    value: bytes
+    for key, value in scope["headers"]:
+        if key == name:
+            return value
+    return b""

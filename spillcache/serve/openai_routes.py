@@ -1,0 +1,151 @@
+"""POST /v1/chat/completions, POST /v1/completions, GET /v1/models, with and without ``/v1``."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from spillcache.config import Settings
+from spillcache.engine.base import Engine
+from spillcache.errors import NotReady, RequestError
+from spillcache.serve.answer_events import AnswerEvents
+from spillcache.serve.answer_format import AnswerFormat, ChatFormat, CompletionFormat
+from spillcache.serve.door import Door
+from spillcache.serve.event_stream import EventStream
+from spillcache.serve.http_errors import error_object
+from spillcache.serve.job import DoneEvent, ErrorEvent, Event
+from spillcache.serve.request_body import read_body
+from spillcache.serve.schema import ChatBody, CompletionBody, GenerationBody
+
+
+def model_name(settings: Settings) -> str:
+    """The name under which the model is served: ``--alias``, or its file's without the ending."""
+    name = settings.serve.alias or settings.engine.model.stem
+    # A file's name need not be Unicode; JSON must be.
+    return name.encode(errors="replace").decode()
+
+
+def openai_router(service: Door, started_s: int) -> APIRouter:
+    """The routes over ``service``; ``started_s``: the server's start, in seconds since 1970."""
+    router = APIRouter()
+    name = model_name(service.settings)
+
+    @router.post("/v1/chat/completions")
+    @router.post("/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        engine = service.engine
+        body = await read_body(request, ChatBody)
+        form = ChatFormat(name, include_usage=body.include_usage)
+        return await _answer(service, request, body, form, lambda: chat_tokens(engine, body))
+
+    @router.post("/v1/completions")
+    @router.post("/completions")
+    async def completions(request: Request) -> Response:
+        engine = service.engine
+        body = await read_body(request, CompletionBody)
+        form = CompletionFormat(name, include_usage=body.include_usage)
+        return await _answer(service, request, body, form, lambda: prompt_tokens(engine, body))
+
+    @router.get("/v1/models")
+    @router.get("/models")
+    async def models() -> Response:
+        data = [_model_object(service, name, started_s)]
+        return JSONResponse({"object": "list", "data": data})
+
+    @router.get("/v1/models/{model:path}")
+    async def model_by_name(model: str) -> Response:
+        if model != name:
+            message = f"the model {model!r} does not exist; this server has {name!r}"
+            content = error_object(message, "invalid_request_error", "model_not_found", "model")
+            return JSONResponse(content, 404)
+        return JSONResponse(_model_object(service, name, started_s))
+
+    return router
+
+
+def chat_tokens(engine: Engine, body: ChatBody) -> list[int]:
+    """The prompt's token ids; may take long: not on the event loop. Raises RequestError."""
+    text = engine.chat_prompt(body.plain_messages())
+    # Most templates write BOS themselves; a second one would make another, worse prompt.
+    bos = engine.info.bos_token
+    special = not (bos and text.startswith(bos))
+    tokens = engine.tokenize(text, add_special=special, parse_special=True)
+    if not tokens:
+        raise RequestError("the messages make an empty prompt", "messages")
+    return tokens
+
+
+def prompt_tokens(engine: Engine, body: CompletionBody) -> list[int]:
+    """The prompt's token ids, as ``chat_tokens``; ids that the client sent stay as they are."""
+    prompt = body.one_prompt()
+    if isinstance(prompt, str):
+        return engine.tokenize(prompt, add_special=True, parse_special=True)
+    check_token_ids(engine, prompt, "prompt")
+    return prompt
+
+
+def check_token_ids(engine: Engine, tokens: list[int], param: str) -> None:
+    """Raise RequestError when an id is none of the vocabulary's."""
+    size = engine.limits.vocabulary
+    if tokens and (min(tokens) < 0 or max(tokens) >= size):
+        raise RequestError(f"{param}: token ids must lie in 0 … {size - 1}", param)
+
+
+async def _answer(
+    service: Door,
+    request: Request,
+    body: GenerationBody,
+    form: AnswerFormat,
+    tokenize: Callable[[], list[int]],
+) -> Response:
+    """Generate; a stream begins only with the first event, so that errors before have a status."""
+    body.check_offered()
+    events = AnswerEvents(request.receive)
+    try:
+        tokens = await asyncio.to_thread(tokenize)
+        events.submit(service, body.to_request(tokens))
+        batch = await events.next_events()
+        if isinstance(batch[0], ErrorEvent):
+            raise batch[0].error
+        if body.stream:
+            return EventStream(events, batch, form)
+        answer = await _whole_answer(events, batch, form)
+    except BaseException:
+        events.close()
+        raise
+    events.close()
+    return JSONResponse(answer)
+
+
+async def _whole_answer(
+    events: AnswerEvents, batch: list[Event], form: AnswerFormat
+) -> dict[str, Any]:
+    text: list[str] = []
+    while True:
+        for event in batch:
+            if isinstance(event, ErrorEvent):
+                raise event.error
+            text.append(event.text)
+            if isinstance(event, DoneEvent):
+                return form.answer("".join(text), event)
+        batch = await events.next_events()
+
+
+def _model_object(service: Door, name: str, started_s: int) -> dict[str, Any]:
+    """One model of ``/v1/models``; ``meta`` is null until it is loaded, as llama-server's."""
+    one = {"id": name, "object": "model", "created": started_s, "owned_by": "spillcache"}
+    try:
+        engine = service.engine
+    except NotReady:
+        return {**one, "meta": None}
+    meta = {
+        "n_vocab": engine.limits.vocabulary,
+        "n_ctx": engine.limits.context_tokens,
+        "n_ctx_train": engine.limits.train_tokens,
+        "n_embd": engine.info.embedding,
+        "n_params": engine.info.parameters,
+        "size": engine.info.size_bytes,
+    }
+    return {**one, "meta": meta}

@@ -1,0 +1,283 @@
+"""What clients may send: OpenAI's chat completions and completions, with llama-server's extras.
+
+Types are strict, as OpenAI's are: ``"max_tokens": "5"`` is an error. Fields that are unknown are
+ignored; fields that are known but not offered are refused unless they say nothing, because an
+answer that ignores them would be a wrong answer.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
+
+from spillcache.chain import as_tokens
+from spillcache.engine.base import SamplingParams
+from spillcache.errors import RequestError, Unsupported
+from spillcache.serve.job import GenerationRequest
+
+STOP_STRINGS_MAX = 32
+STOP_CHARACTERS_MAX = 1024
+
+_SEEDS = 2**32 - 1
+"""llama.cpp's seeds are u32, and the last one means "a random one": it is left out."""
+
+
+def _expected(text: str) -> WrapValidator:
+    """One sentence instead of one complaint for each member of a union."""
+
+    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            raise PydanticCustomError("expected", "must be " + text) from error
+
+    return WrapValidator(validate)
+
+
+Prompt = Annotated[
+    str
+    | Annotated[list[int], Field(fail_fast=True)]
+    | Annotated[list[str], Field(fail_fast=True)]
+    | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)],
+    _expected("a text, a list of token ids, or a list of one of these"),
+]
+Content = Annotated[
+    str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None,
+    _expected("a text, a list of parts, or null"),
+]
+Stop = Annotated[
+    Annotated[str, Field(max_length=STOP_CHARACTERS_MAX)]
+    | Annotated[
+        list[Annotated[str, Field(max_length=STOP_CHARACTERS_MAX)]],
+        Field(max_length=STOP_STRINGS_MAX, fail_fast=True),
+    ]
+    | None,
+    _expected(
+        f"a text or a list of at most {STOP_STRINGS_MAX} texts, "
+        f"each of at most {STOP_CHARACTERS_MAX} characters"
+    ),
+]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+
+
+class StreamOptions(_Body):
+    """``stream_options``."""
+
+    include_usage: bool | None = None
+
+
+class Message(BaseModel):
+    """One message; more fields (``name``, ``tool_calls``…) go to the chat template as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    role: str
+    content: Content = None
+
+
+class GenerationBody(_Body):
+    """What both kinds of completion share. Null means the default, everywhere."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    n_predict: Annotated[int, Field(ge=-1)] | None = None
+    stop: Stop = None
+    ignore_eos: bool | None = None
+
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_k: int | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: int | None = None
+    repeat_penalty: Annotated[float, Field(gt=0)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+
+    cache_prompt: bool | None = None
+    cache_store: bool | None = None
+    cache_salt: str | None = None
+
+    n: Annotated[int, Field(ge=1)] | None = None
+
+    # Known, not offered: see _NEUTRAL.
+    best_of: Any = None
+    chat_template_kwargs: Any = None
+    dry_multiplier: Any = None
+    dynatemp_range: Any = None
+    grammar: Any = None
+    json_schema: Any = None
+    logit_bias: Any = None
+    logprobs: Any = None
+    lora: Any = None
+    mirostat: Any = None
+    n_probs: Any = None
+    response_format: Any = None
+    top_logprobs: Any = None
+    typical_p: Any = None
+    xtc_probability: Any = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def check_offered(self) -> None:
+        """Raise Unsupported, naming the field, when a field asks for what this server can't do."""
+        for name, says_nothing in _NEUTRAL.items():
+            value = getattr(self, name, None)
+            if value is not None and not says_nothing(value):
+                raise Unsupported(f"{name} is not supported by this server", name)
+
+    def to_request(self, tokens: list[int]) -> GenerationRequest:
+        """The request for the scheduler, for a prompt of these token ids (of the vocabulary).
+
+        Raises RequestError for a limit of 0.
+        """
+        return GenerationRequest(
+            tokens=as_tokens(tokens),
+            max_tokens=self._limit(),
+            sampling=self._sampling(),
+            stop=self._stop_strings(),
+            salt=(self.cache_salt or "").encode(),
+            cache_prompt=self.cache_prompt is not False,
+            cache_store=self.cache_store is not False,
+        )
+
+    def _limit(self) -> int | None:
+        for limit in (self.max_completion_tokens, self.max_tokens, self.n_predict):
+            if limit is not None:
+                if limit == 0:
+                    raise RequestError("n_predict must be at least 1, or -1", "n_predict")
+                return None if limit == -1 else limit
+        return None
+
+    def _stop_strings(self) -> tuple[str, ...]:
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(text for text in stop if text)
+
+    def _sampling(self) -> SamplingParams:
+        given: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "seed": None if self.seed is None or self.seed == -1 else self.seed % _SEEDS,
+            "repeat_penalty": self.repeat_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "penalty_last_n": self.repeat_last_n,
+            "ignore_eos": self.ignore_eos,
+        }
+        return SamplingParams(**{key: value for key, value in given.items() if value is not None})
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+
+    audio: Any = None
+    function_call: Any = None
+    functions: Any = None
+    modalities: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+
+    def plain_messages(self) -> list[dict[str, Any]]:
+        """The messages for ``Engine.chat_prompt``."""
+        return [message.model_dump() for message in self.messages]
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+
+    echo: Any = None
+    suffix: Any = None
+
+    def one_prompt(self) -> str | list[int]:
+        """The prompt: its text or its token ids.
+
+        Raises RequestError when it is empty, Unsupported when there are several.
+        """
+        prompt = self.prompt
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            if len(prompt) > 1:
+                raise Unsupported(
+                    "prompt: several prompts in one request are not supported; send one each",
+                    "prompt",
+                )
+            prompt = prompt[0]
+        if not prompt:
+            raise RequestError("the prompt is empty: there is nothing to complete", "prompt")
+        return prompt  # type: ignore[return-value]  # a list of lists was unpacked above
+
+
+def _empty(value: Any) -> bool:
+    return value in ("", [], {}, False, 0)
+
+
+def _is(*neutral: Any) -> Callable[[Any], bool]:
+    # Types are compared too: ``logprobs: 0`` asks for something, ``logprobs: false`` does not.
+    return lambda value: any(type(value) is type(one) and value == one for one in neutral)
+
+
+_NEUTRAL: Mapping[str, Callable[[Any], bool]] = {
+    "n": _is(1),
+    "best_of": _is(1),
+    "tools": _empty,
+    "tool_choice": _is("none", "auto"),
+    "functions": _empty,
+    "function_call": _is("none", "auto"),
+    "logprobs": _is(False),
+    "top_logprobs": _is(0),
+    "n_probs": _is(0),
+    "response_format": lambda value: isinstance(value, dict) and value.get("type") == "text",
+    "json_schema": _empty,
+    "grammar": _empty,
+    "logit_bias": _empty,
+    "suffix": _empty,
+    "echo": _is(False),
+    "audio": _empty,
+    "modalities": _is(["text"], []),
+    "chat_template_kwargs": _empty,
+    "lora": _empty,
+    "mirostat": _is(0),
+    "typical_p": _is(1, 1.0),
+    "dynatemp_range": _is(0, 0.0),
+    "dry_multiplier": _is(0, 0.0),
+    "xtc_probability": _is(0, 0.0),
+}
+"""Fields that are known but not offered, and the values with which they ask for nothing."""
+
+
+class TokenizeBody(_Body):
+    """POST /tokenize, as llama-server has it."""
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeBody(_Body):
+    """POST /detokenize."""
+
+    tokens: Annotated[list[int], Field(fail_fast=True)]

@@ -1,0 +1,40 @@
+"""Fixtures of the HTTP side: a scripted service behind a real loopback socket."""
+
+import httpx
+import openai
+import pytest
+from fake_service import FakeService
+from loopback import served
+
+from spillcache.serve.app import create_app
+
+
+@pytest.fixture
+def service_options():
+    """Fields of ServeConfig; tests override it by parametrising."""
+    return {}
+
+
+@pytest.fixture
+def service(service_options):
+    fake = FakeService(**service_options)
+    yield fake
+    fake.stop(print)
+
+
+@pytest.fixture
+def url(service):
+    with served(create_app(service)) as address:
+        yield address
+
+
+@pytest.fixture
+def http(url):
+    with httpx.Client(base_url=url, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture
+def ai(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+        yield client

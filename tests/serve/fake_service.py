@@ -1,0 +1,157 @@
+"""A stand-in for the service in tests of the HTTP side: scripted answers, no model.
+
+Tokens are bytes, with two control tokens. Answers are what the test wrote down, sent from a thread
+as the scheduler would send them.
+"""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+from spillcache.config import EngineConfig, ServeConfig, Settings
+from spillcache.engine.base import Limits, ModelInfo
+from spillcache.engine.chat_template import ChatTemplate
+from spillcache.errors import NotReady, SpillcacheError
+from spillcache.metrics import Metrics
+from spillcache.serve.job import DoneEvent, ErrorEvent, TextEvent, Ticket, Timings, Usage
+
+BOS, EOS = 256, 257
+TIMINGS = Timings(
+    queue_ms=1.5, restore_ms=20.0, restored_bytes=4096, prompt_ms=50.0, predicted_ms=40.0
+)
+
+
+class FakeEngine:
+    """The text side of an engine: bytes are tokens, ``<s>`` is BOS."""
+
+    def __init__(self, template="chatml", bos="<s>"):
+        self.template = ChatTemplate(template, bos, "</s>")
+        self.limits = Limits(
+            context_tokens=4096, train_tokens=8192, call_tokens=512, sequences=2, vocabulary=258
+        )
+        self.info = ModelInfo(
+            name="fake",
+            description="a fake",
+            size_bytes=1000,
+            parameters=500,
+            embedding=64,
+            bos_token=bos,
+            eos_token="</s>",
+            chat_template=template,
+        )
+
+    def tokenize(self, text, *, add_special, parse_special):
+        tokens = [BOS] if add_special else []
+        pieces = text.split("<s>") if parse_special else [text]
+        for index, piece in enumerate(pieces):
+            tokens += [BOS] if index else []
+            tokens += piece.encode()
+        return tokens
+
+    def token_bytes(self, token):
+        return bytes([token]) if token < 256 else b""
+
+    def detokenize(self, tokens):
+        return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
+
+    def chat_prompt(self, messages, *, add_generation_prompt=True):
+        return self.template.render(messages, add_generation_prompt=add_generation_prompt)
+
+
+@dataclass
+class Script:
+    """What the next answers are."""
+
+    texts: list[str] = field(default_factory=lambda: ["Hel", "", "lo", " wörld"])
+    rest: str = "!"
+    reason: str = "stop"
+    refuse: SpillcacheError | None = None
+    """Raised by ``submit``."""
+    fail_after: int | None = None
+    """An ErrorEvent instead of the text of this index."""
+    failure: SpillcacheError | None = None
+    hold_at: int | None = None
+    """Wait for ``go`` before the text of this index."""
+    go: threading.Event = field(default_factory=threading.Event)
+    cached: dict = field(default_factory=lambda: {"disk": 4})
+
+
+class FakeService:
+    """See the module."""
+
+    def __init__(self, settings=None, **serve):
+        self.settings = settings or Settings(
+            EngineConfig(model=Path("/models/tiny-fake.gguf")), ServeConfig(port=0, **serve)
+        )
+        self.metrics = Metrics()
+        self.state = "ready"
+        self.failure = None
+        self.script = Script()
+        self.requests = []
+        self.tickets = []
+        self.engine_in_use = FakeEngine()
+        self.threads = []
+
+    @property
+    def engine(self):
+        if self.state != "ready":
+            raise NotReady("the model is loading; ask again soon")
+        return self.engine_in_use
+
+    def start(self):
+        pass
+
+    def health(self):
+        return {"status": "ok", "cache": {"disk": {"on": False, "reason": "no --cache-disk"}}}
+
+    def slots_total(self):
+        return 2
+
+    def submit(self, request, listener):
+        if self.script.refuse is not None:
+            raise self.script.refuse
+        ticket = Ticket()
+        self.requests.append(request)
+        self.tickets.append(ticket)
+        thread = threading.Thread(
+            target=self._play, args=(self.script, request, listener, ticket), daemon=True
+        )
+        self.threads.append(thread)
+        thread.start()
+        return ticket
+
+    def stop(self, progress, drain_s=None):
+        self.state = "stopped"
+        for ticket in self.tickets:
+            ticket.cancel()
+        for thread in self.threads:
+            thread.join(10)
+
+    def last(self):
+        return SimpleNamespace(request=self.requests[-1], ticket=self.tickets[-1])
+
+    def _play(self, script, request, listener, ticket):
+        for index, text in enumerate(script.texts):
+            if script.fail_after == index:
+                listener(ErrorEvent(script.failure))
+                return
+            while index == script.hold_at and not script.go.wait(0.01):
+                if ticket.cancelled:
+                    return
+            if ticket.cancelled:
+                return
+            listener(TextEvent(text, index))
+        usage = Usage(len(request.tokens), len(script.texts), dict(script.cached))
+        listener(DoneEvent(script.rest, script.reason, None, usage, TIMINGS))
+
+
+def wait_until(condition, timeout_s=5.0):
+    """Whether ``condition()`` became true in time."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.005)
+    return bool(condition())
