@@ -1,0 +1,224 @@
+"""The store on disk: objects by namespace, block hash and part. It knows no tokens and no engine.
+
+``put`` is durable when it returns; ``find`` tells what is there without reading payloads; ``read``
+streams verified payloads. Nothing that this room does is needed for a right answer: a lost object
+is computed again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from blake3 import blake3
+
+from spillcache.chain import BlockHash
+from spillcache.config import GIB, MIB, StoreConfig
+from spillcache.errors import StoreIndexError
+from spillcache.metrics import Metrics
+from spillcache.namespace import Namespace
+from spillcache.state import Part
+from spillcache.store.files import Files
+from spillcache.store.objects import NamespaceInfo, PutResult, StoreObject, Usage
+from spillcache.store.opened import OpenStore, acquire, index_of, release
+from spillcache.store.pins import Pin
+from spillcache.store.reader import Failure, Payload, ReadAhead
+from spillcache.store.rows import Entry
+from spillcache.store.view import StoreView, look, namespace_infos, opening, usage_of
+
+__all__ = [
+    "BlockStore",
+    "Entry",
+    "NamespaceInfo",
+    "Payload",
+    "Pin",
+    "PutResult",
+    "StoreObject",
+    "StoreView",
+    "Usage",
+]
+
+_MAX_NOTE_KEY_BYTES = 480
+_MIN_FREE_BYTES = 4 * GIB
+
+
+def _never() -> bool:
+    return False
+
+
+class BlockStore:
+    """A handle on a store; several handles, threads and processes may use one directory at once.
+    Any thread.
+
+    Methods raise StoreIndexError when the index fails or the handle is closed.
+    """
+
+    def __init__(self, opened: OpenStore) -> None:
+        self._opened: OpenStore | None = opened
+        self.path = opened.location.path
+        self.store_id = opened.location.store_id
+
+    @classmethod
+    def open(
+        cls, config: StoreConfig, metrics: Metrics | None = None, *, files: Files | None = None
+    ) -> "BlockStore":
+        """Open the store in ``config.path``, made if the directory is missing or empty.
+
+        Takes over what a process that died left behind. A second open in one process shares the
+        first one's resources, ``files`` and codec; its quota counts from then on. ``files``:
+        another way to reach the operating system.
+
+        Raises StoreLocationError (a file, read-only, a network filesystem, another user's),
+        StoreFormatError (another format, or a directory with files that are not ours), ConfigError
+        (a quota under the minimum), StoreIndexError and StoreIOError.
+        """
+        return cls(acquire(config, metrics, files))
+
+    @staticmethod
+    def inspect(path: Path, min_free_bytes: int = _MIN_FREE_BYTES) -> StoreView:
+        """Look at a store, also while others use it, without creating or changing anything.
+
+        Raises StoreLocationError, StoreFormatError and StoreIndexError.
+        """
+        with opening:
+            return look(path, min_free_bytes, index_of(path))
+
+    def _store(self) -> OpenStore:
+        if self._opened is None:
+            raise StoreIndexError(f"the store {self.path} is closed")
+        self._opened.check()
+        return self._opened
+
+    def put(self, namespace: Namespace, objects: Sequence[StoreObject]) -> PutResult:
+        """Store objects, parents before children; durable on return. Payloads are borrowed until
+        then.
+
+        What is there already is not written again. A KV object whose parent is neither there nor in
+        ``objects`` is dropped (but for ``block_index`` 0), and with it the block's other parts.
+        Evicts to make room; never what is pinned, nor the blocks that these follow. What does not
+        fit even then is dropped from the end.
+
+        Raises StoreFullError when nothing could be written for want of room, StoreIOError for other
+        failures of the filesystem (nothing is deleted because of them), ValueError for hashes,
+        ranks or payloads that can't be.
+        """
+        store = self._store()
+        try:
+            return store.writer.put(namespace, objects)
+        finally:
+            store.measure()
+
+    def find(
+        self, namespace_id: bytes, blocks: Sequence[BlockHash], parts: Sequence[Part]
+    ) -> list[dict[Part, Entry]]:
+        """What is there: one dict per block, in one transaction, without payload I/O."""
+        found: list[dict[Part, Entry]] = []
+        with self._store().index.read() as catalog:
+            for block in blocks:
+                entries = ((part, catalog.entry(namespace_id, block, part)) for part in parts)
+                found.append({p: e for p, e in entries if e is not None and e.is_present})
+        return found
+
+    def pin(self, entries: Iterable[Entry]) -> Pin:
+        """Protect the blocks of these entries from eviction by this process until the pin is
+        released.
+        """
+        return self._store().pins.pin(entries)
+
+    def read(
+        self,
+        entries: Sequence[Entry],
+        stop: Callable[[], bool] = _never,
+        memory_bytes: int = 64 * MIB,
+    ) -> Iterator[Payload]:
+        """Stream verified payloads in the order of ``entries``; the consumer releases each.
+
+        Threads read ahead within ``memory_bytes``, which unreleased payloads count against.
+        ``stop`` is asked often, on the consumer's thread, and ends the stream early. Closing the
+        iterator ends the threads and frees the rest.
+
+        Raises, when its turn comes: CorruptBlock (the object is now quarantined), ObjectMissing
+        (evicted since ``find``), StoreIOError (nothing is deleted).
+        """
+        store = self._store()
+        ahead = ReadAhead(
+            entries,
+            files=store.files,
+            path_of=store.segments.path,
+            pool=store.pool,
+            memory_bytes=memory_bytes,
+            stop=stop,
+        )
+        try:
+            for item in ahead:
+                if isinstance(item, Failure):
+                    raise store.failed(item) from item.error
+                yield item
+        finally:
+            ahead.close()
+
+    def touch(self, namespace_id: bytes, block: BlockHash, window_blocks: int = 1) -> None:
+        """Note that a prefix that ends with ``block`` was used: its parts, and the last
+        ``window_blocks`` windows.
+
+        Takes microseconds and no I/O: it is written with the next put, or at close. The blocks
+        before it need no touch, for they are kept as long as it is.
+        """
+        self._store().touched.add(namespace_id, block, window_blocks)
+
+    def note(self, key: str) -> bytes | None:
+        """A small fact that ``set_note`` remembered, of this store; None if there is none."""
+        with self._store().index.read() as catalog:
+            return catalog.note(_note_key(key))
+
+    def set_note(self, key: str, value: bytes) -> None:
+        """Remember a small fact, such as a model file's digest, durably."""
+        self._store().index.write(lambda catalog: catalog.set_note(_note_key(key), value))
+
+    def namespaces(self) -> list[NamespaceInfo]:
+        """All namespaces, the most recently used first."""
+        store = self._store()
+        store.write_touches()
+        with store.index.read() as catalog:
+            return namespace_infos(catalog)
+
+    def usage(self) -> Usage:
+        """What the store takes now; walks the directory."""
+        store = self._store()
+        limits = store.room.limits
+        with store.index.read() as catalog:
+            return usage_of(catalog, store.location, limits.min_free_bytes, limits.quota_bytes)
+
+    def describe(self) -> dict[str, str | int]:
+        """For ``/health`` and benches: how segment bytes are read, and the limits."""
+        store = self._store()
+        return {
+            "reads": store.reads(),
+            "path": str(self.path),
+            "quota_bytes": store.room.limits.quota_bytes,
+            "min_free_bytes": store.room.limits.min_free_bytes,
+            "codec": store.writer.codec,
+        }
+
+    def close(self) -> None:
+        """Let go of it; may be called twice. The last handle of a process leaves no thread and no
+        open file.
+        """
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            release(opened)
+
+    def __enter__(self) -> "BlockStore":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _note_key(key: str) -> bytes:
+    raw = key.encode()
+    return raw if len(raw) <= _MAX_NOTE_KEY_BYTES else b"blake3:" + blake3(raw).hexdigest().encode()

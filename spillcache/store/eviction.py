@@ -1,0 +1,82 @@
+"""Which objects go when room is needed. Runs within a write transaction; frees nothing on disk
+itself.
+
+Only objects that nothing kept depends on are looked at, in the order of ``evictable``: higher ranks
+before lower, then the least recently used. Its cost does not grow with the number of objects.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from spillcache.store.catalog import Catalog, Place
+from spillcache.store.rows import split_evictable_key
+
+_FIRST_BYTES = 256
+
+
+@dataclass(slots=True)
+class Eviction:
+    """What was forgotten: its places are still to be freed."""
+
+    places: list[Place] = field(default_factory=list)
+
+    @property
+    def freed_bytes(self) -> int:
+        """What the places take, padding included."""
+        return sum(place.length for place in self.places)
+
+
+def evict(
+    catalog: Catalog, need_bytes: int, is_spared: Callable[[bytes], bool], fresh_after: int
+) -> Eviction:
+    """Forget objects until ``need_bytes`` are freed, or nothing is left to forget.
+
+    ``is_spared`` is asked with a block's key (namespace id and hash). Objects used after
+    ``fresh_after`` (the store's clock) go only when all others are gone, so that what was just
+    written isn't the next victim even in a rank that goes first.
+    """
+    eviction = Eviction()
+    for newest in (fresh_after, None):
+        _evict_until(catalog, eviction, need_bytes, is_spared, newest)
+    return eviction
+
+
+def _evict_until(
+    catalog: Catalog,
+    eviction: Eviction,
+    need_bytes: int,
+    is_spared: Callable[[bytes], bool],
+    newest: int | None,
+) -> None:
+    start = b"\0"
+    freed = eviction.freed_bytes
+    while freed < need_bytes:
+        victim = _next_victim(catalog, start, is_spared, newest)
+        if victim is None:
+            return
+        _, _, object_key = split_evictable_key(victim)
+        entry = catalog.entry_at(object_key)
+        if entry is None:
+            raise RuntimeError("evictable names an object that is not there")
+        places = catalog.remove(entry)
+        eviction.places += places
+        freed += sum(place.length for place in places)
+        # The parent, if it may go now, has inherited the victim's use: look again from there.
+        start = victim[:9]
+
+
+def _next_victim(
+    catalog: Catalog, start: bytes, is_spared: Callable[[bytes], bool], newest: int | None
+) -> bytes | None:
+    while True:
+        for key in catalog.evictable_from(start):
+            first, use, object_key = split_evictable_key(key)
+            if newest is not None and use > newest:
+                break
+            if not is_spared(object_key[:-1]):
+                return key
+        else:
+            return None
+        if first + 1 == _FIRST_BYTES:
+            return None
+        start = bytes((first + 1,))

@@ -1,0 +1,280 @@
+"""The directory of a store: whether it can hold one, whether it is ours, and the settings that
+belong to it.
+
+A directory is made into a store only if it was empty; whatever is not ours is never adopted and
+never deleted.
+"""
+
+import errno
+import json
+import logging
+import os
+import secrets
+import stat
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spillcache.config import GIB, MIB, format_size
+from spillcache.errors import ConfigError, StoreError, StoreFormatError, StoreLocationError
+from spillcache.store.files import DIRECTORY_MODE, FILE_MODE, store_error
+from spillcache.store.format import FORMAT, STORE_ID_BYTES
+
+SETTINGS = "spillcache.json"
+INDEX = "index"
+SEGMENTS = "segments"
+QUARANTINE = "quarantine"
+DEFAULT_QUOTA_BYTES = 32 * GIB
+MIN_QUOTA_BYTES = 64 * MIB
+
+_TEMPORARY = ".spillcache-"
+_IGNORED = {"lost+found"}
+_MAX_SETTINGS_BYTES = 1 << 16
+_MOUNTS = Path("/proc/self/mountinfo")
+_NETWORK = frozenset(
+    (
+        *("9p", "afs", "beegfs", "ceph", "cifs", "davfs", "fhgfs", "glusterfs", "gpfs", "lustre"),
+        *("ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "pvfs2", "smb", "smb3", "smbfs"),
+        *("fuse.ceph", "fuse.davfs2", "fuse.gcsfuse", "fuse.glusterfs", "fuse.goofys"),
+        *("fuse.juicefs", "fuse.mountpoint-s3", "fuse.rclone", "fuse.s3fs", "fuse.smbnetfs"),
+        "fuse.sshfs",
+    )
+)
+
+log = logging.getLogger("spillcache.store")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A directory that holds a store of this format, and its settings."""
+
+    path: Path
+    store_id: bytes
+    quota_bytes: int
+    created_ns: int
+
+    @property
+    def index(self) -> Path:
+        """The LMDB environment's directory."""
+        return self.path / INDEX
+
+    @property
+    def segments(self) -> Path:
+        """The segment files' directory."""
+        return self.path / SEGMENTS
+
+    @property
+    def quarantine(self) -> Path:
+        """The directory of records that failed verification."""
+        return self.path / QUARANTINE
+
+
+def open_location(path: Path, quota_bytes: int | None, mounts: Path = _MOUNTS) -> Location:
+    """The store in ``path``, made if the directory is missing or empty; a quota given here is from
+    now on the store's.
+
+    Raises StoreLocationError, StoreFormatError, ConfigError for a quota under the minimum, and
+    StoreError when the filesystem fails.
+    """
+    path = path.expanduser().absolute()
+    if quota_bytes is not None and quota_bytes < MIN_QUOTA_BYTES:
+        raise ConfigError(
+            f"--cache-disk-size: {format_size(quota_bytes)} is under the least that a cache on "
+            f"disk can work with, {format_size(MIN_QUOTA_BYTES)}"
+        )
+    try:
+        _check_filesystem(path, mounts)
+        _check_directory(path)
+        location = _read_settings(path) or _create(path, quota_bytes or DEFAULT_QUOTA_BYTES)
+        for each in (location.index, location.segments, location.quarantine):
+            _make_directory(each)
+        return _with_quota(location, quota_bytes)
+    except OSError as error:
+        raise _location_error(path, error) from error
+
+
+def read_location(path: Path) -> Location:
+    """The store in ``path``, only looked at; raises StoreLocationError and StoreFormatError."""
+    path = path.expanduser().absolute()
+    try:
+        location = _read_settings(path)
+    except OSError as error:
+        raise _location_error(path, error) from error
+    if location is None:
+        raise StoreFormatError(f"{path} holds no spillcache store")
+    return location
+
+
+def filesystem_type(path: Path, mountinfo: str) -> str | None:
+    """The type of the filesystem that an absolute, resolved path lies on, from the text of
+    /proc/self/mountinfo.
+    """
+    best, found = -1, None
+    for line in mountinfo.splitlines():
+        fields, separator, tail = line.partition(" - ")
+        columns = fields.split()
+        if not separator or len(columns) < 5 or not tail.split():
+            continue
+        point = Path(columns[4].encode().decode("unicode_escape"))
+        # Of mounts over the same point the last one is seen.
+        if path.is_relative_to(point) and len(point.parts) >= best:
+            best, found = len(point.parts), tail.split()[0]
+    return found
+
+
+def _check_filesystem(path: Path, mounts: Path) -> None:
+    try:
+        mountinfo = mounts.read_text(errors="replace")
+    except OSError:
+        return  # Not Linux, or /proc is hidden: nothing to go by.
+    kind = filesystem_type(Path(os.path.realpath(path)), mountinfo)
+    if kind in _NETWORK:
+        raise StoreLocationError(
+            f"{path} is on a network filesystem ({kind}), where the index's locks and shared "
+            "memory don't work; choose a directory on a local disk"
+        )
+
+
+def _check_directory(path: Path) -> None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_directory(path)
+        return
+    if not stat.S_ISDIR(found.st_mode):
+        raise StoreLocationError(f"{path} is not a directory; choose a directory for the cache")
+    if found.st_uid != os.geteuid():
+        raise StoreLocationError(
+            f"{path} belongs to user {found.st_uid}, not to the user {os.geteuid()} who runs this; "
+            "choose another directory, or change its owner"
+        )
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise StoreLocationError(f"{path} can't be written to; choose a writable directory")
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory that only its owner can enter, whatever the umask; one that is there is
+    narrowed to that.
+    """
+    try:
+        path.mkdir(DIRECTORY_MODE)
+    except FileExistsError:
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode):
+            raise StoreFormatError(
+                f"{path} should be a directory of the store, but is not"
+            ) from None
+        if stat.S_IMODE(found.st_mode) == DIRECTORY_MODE:
+            return
+    path.chmod(DIRECTORY_MODE)
+
+
+def _location_error(path: Path, error: OSError) -> StoreError:
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        return StoreLocationError(f"{path} can't be used for the cache: {error.strerror}")
+    if isinstance(error, FileNotFoundError | NotADirectoryError | FileExistsError):
+        return StoreLocationError(f"{path} can't be used for the cache: {error}")
+    return store_error(error, f"opening the cache directory {path}")
+
+
+def _read_settings(path: Path) -> Location | None:
+    """The settings file's content; None if there is none and the directory is empty, so that it may
+    become ours.
+    """
+    try:
+        fd = os.open(path / SETTINGS, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        _require_empty(path)
+        return None
+    with open(fd, "rb") as file:
+        raw = file.read(_MAX_SETTINGS_BYTES)
+    try:
+        return _parse_settings(path, json.loads(raw))
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreFormatError(
+            f"{path / SETTINGS} is not a store's settings ({error}); move the directory away, "
+            "or choose another"
+        ) from error
+
+
+def _parse_settings(path: Path, fields: dict[str, Any]) -> Location:
+    if fields["format"] != FORMAT:
+        raise StoreFormatError(
+            f"{path} holds a store of format {fields['format']!r}, and this version of spillcache "
+            f"knows only {FORMAT}; choose another directory"
+        )
+    store_id = bytes.fromhex(fields["store_id"])
+    if len(store_id) != STORE_ID_BYTES:
+        raise ValueError("store_id has the wrong length")
+    return Location(path, store_id, int(fields["quota_bytes"]), int(fields["created_ns"]))
+
+
+def _require_empty(path: Path) -> None:
+    for each in path.iterdir():
+        if each.name not in _IGNORED and not each.name.startswith(_TEMPORARY):
+            raise StoreFormatError(
+                f"{path} is not empty and holds no spillcache store ({each.name!r} is in it); "
+                "choose an empty directory"
+            )
+
+
+def _create(path: Path, quota_bytes: int) -> Location:
+    """Make an empty directory a store; if another process is quicker, take what it made."""
+    _make_directory(path)
+    location = Location(path, secrets.token_bytes(STORE_ID_BYTES), quota_bytes, time.time_ns())
+    temporary = _write_settings(location)
+    try:
+        os.link(temporary, path / SETTINGS)
+    except FileExistsError:
+        made = _read_settings(path)
+        if made is None:
+            raise
+        return made
+    finally:
+        temporary.unlink()
+    _sync(path)
+    log.info("store created path=%s quota=%s", path, format_size(quota_bytes))
+    return location
+
+
+def _write_settings(location: Location) -> Path:
+    """Write a temporary file beside the settings; its path."""
+    fields = {
+        "format": FORMAT,
+        "store_id": location.store_id.hex(),
+        "quota_bytes": location.quota_bytes,
+        "created_ns": location.created_ns,
+    }
+    path = location.path / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, FILE_MODE), "wb") as file:
+        os.fchmod(file.fileno(), FILE_MODE)
+        file.write(json.dumps(fields, indent=2).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return path
+
+
+def _with_quota(location: Location, quota_bytes: int | None) -> Location:
+    if quota_bytes is None or quota_bytes == location.quota_bytes:
+        return location
+    changed = replace(location, quota_bytes=quota_bytes)
+    _write_settings(changed).replace(location.path / SETTINGS)
+    _sync(location.path)
+    log.info(
+        "store quota changed path=%s from=%s to=%s",
+        location.path,
+        format_size(location.quota_bytes),
+        format_size(quota_bytes),
+    )
+    return changed
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

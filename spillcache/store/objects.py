@@ -1,0 +1,73 @@
+"""What goes into a store and what is said about it."""
+
+from dataclasses import dataclass
+
+from spillcache.chain import BlockHash
+from spillcache.namespace import Namespace
+from spillcache.state import Buffer, Part
+
+
+@dataclass(frozen=True, slots=True)
+class StoreObject:
+    """One part of one block, to be put; the payload is borrowed until ``put`` returns."""
+
+    block: BlockHash
+    part: Part
+    parent: BlockHash
+    """The hash before the block: the chain's root for its first block."""
+    block_index: int
+    token_count: int
+    payload: Buffer
+    """Contiguous bytes, opaque to the store."""
+    rank: int = 0
+    """0 … 255, given by the cache: objects of a higher rank are evicted before those of a lower
+    one.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """What became of the objects of one ``put``; the first three sum up to their number."""
+
+    written: int
+    present: int
+    """Already there: not written again."""
+    dropped: int
+    """The parent is gone, or there was no room."""
+    written_bytes: int
+    """Of the records, padding included."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceInfo:
+    """A namespace and what it has in the store; bytes are payload bytes."""
+
+    namespace: Namespace
+    objects: int
+    blocks: int
+    """Those with part KV."""
+    raw_bytes: int
+    """As the engine gave them."""
+    stored_bytes: int
+    """As they are on disk, headers and padding not counted."""
+    parts: dict[Part, int]
+    """Objects by part."""
+    created: float
+    """Unix time in seconds."""
+    last_used: float
+    """Unix time in seconds, of the last put or touch that was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The space that a store takes. All sizes in bytes."""
+
+    allocated_bytes: int
+    """On the filesystem, everything in the directory."""
+    quota_bytes: int
+    min_free: int
+    """What is always left to others on the filesystem."""
+    free_bytes: int
+    """What the filesystem could still give."""
+    segments: int
+    objects: int

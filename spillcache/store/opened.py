@@ -1,0 +1,236 @@
+"""A directory's store as one process has it open, once, however many ``BlockStore`` handles there
+are.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+from spillcache.config import MIB, StoreConfig
+from spillcache.errors import CorruptBlock, ObjectMissing, StoreError, StoreIndexError, StoreIOError
+from spillcache.metrics import Metrics
+from spillcache.store.appender import Appender
+from spillcache.store.buffers import BufferPool
+from spillcache.store.catalog import Catalog, Place
+from spillcache.store.files import Files, store_error
+from spillcache.store.format import PAGE_BYTES
+from spillcache.store.index import Index
+from spillcache.store.location import SETTINGS, Location, open_location
+from spillcache.store.pins import Pins
+from spillcache.store.quarantine import Quarantine, quarantine_bytes
+from spillcache.store.reader import Failure
+from spillcache.store.room import Limits, Room
+from spillcache.store.rows import Entry
+from spillcache.store.segments import Segments, segment_bytes
+from spillcache.store.touches import Touches, apply
+from spillcache.store.view import opening
+from spillcache.store.writer import Writer
+
+_POOL_BYTES = 64 * MIB
+
+log = logging.getLogger("spillcache.store")
+
+_Identity = tuple[int, int]
+_open: dict[_Identity, "OpenStore"] = {}
+
+
+class OpenStore:
+    """Everything that is open: the index, the own segment, buffers, pins. Any thread; ``opening``
+    guards its life.
+    """
+
+    def __init__(
+        self, location: Location, config: StoreConfig, files: Files, metrics: Metrics | None
+    ) -> None:
+        self.location = location
+        self.files = files
+        self.metrics = metrics
+        self.handles = 0
+        self.pid = os.getpid()
+        self.index = Index(location.index)
+        try:
+            self.pool = BufferPool(_POOL_BYTES)
+            self.pins = Pins()
+            self.touched = Touches()
+            self.segments = Segments(location.segments, files, self.index)
+            self.quarantine = Quarantine(
+                location.quarantine, quarantine_bytes(location.quota_bytes)
+            )
+            self.room = Room(
+                location,
+                Limits(location.quota_bytes, config.min_free_bytes),
+                files=files,
+                index=self.index,
+                segments=self.segments,
+                pins=self.pins,
+                touched=self.touched,
+                metrics=metrics,
+            )
+            appender = Appender(
+                self.segments,
+                files,
+                self.pool,
+                store_id=location.store_id,
+                size_bytes=segment_bytes(location.quota_bytes),
+            )
+            self.writer = Writer(
+                appender,
+                segments=self.segments,
+                files=files,
+                index=self.index,
+                room=self.room,
+                codec=config.codec,
+            )
+            self._recover()
+        except BaseException:
+            self.index.close()
+            raise
+
+    def _recover(self) -> None:
+        page = self.pool.take(PAGE_BYTES)
+        try:
+            self.files.probe(self.location.path / SETTINGS, page.view[:PAGE_BYTES])
+            unknown = self.segments.recover()
+        except OSError as error:
+            raise store_error(error, "the cache directory was opened") from error
+        finally:
+            self.pool.give(page)
+        if unknown:
+            log.warning("segments that the index does not know: %s", unknown)
+        self._note_quarantine(self.quarantine.allocated_bytes())
+        self.room.shrink()
+        self.measure()
+
+    def reads(self) -> str:
+        """How segment bytes are read."""
+        return "direct" if self.files.direct else "buffered+dontneed"
+
+    def measure(self) -> None:
+        """Bring the gauge of allocated bytes up to date."""
+        if self.metrics is not None:
+            with self.index.read() as catalog:
+                self.metrics.disk_bytes.set(self.room.used_bytes(catalog))
+
+    def write_touches(self) -> None:
+        """Write the uses that are only noted so far."""
+        uses = self.touched.snapshot()
+        if uses:
+            self.index.write(lambda catalog: apply(catalog, uses))
+            self.touched.forget(uses)
+
+    def failed(self, failure: Failure) -> StoreError:
+        """What to raise for an entry that could not be read; a record that is really damaged is
+        quarantined.
+        """
+        entry = failure.entry
+        name = f"{entry.part.name.lower()} of block {entry.block.hex()[:16]}"
+        if failure.kind == "io" and isinstance(failure.error, OSError):
+            return store_error(failure.error, f"{name} was read")
+        if failure.kind == "internal":
+            return StoreIOError(f"{name} could not be read: {failure.reason}")
+        with self.index.read() as catalog:
+            now = catalog.current(entry)
+        if not entry.same_place(now):
+            return ObjectMissing(f"{name} was evicted before it was read")
+        if failure.kind == "missing":
+            return StoreIOError(f"{name} could not be read: its segment is gone ({failure.reason})")
+        if not self._condemn(entry, failure.record):
+            return ObjectMissing(f"{name} was evicted before it was read")
+        if self.metrics is not None:
+            self.metrics.corrupt_objects.inc()
+        log.error(
+            "corrupt object quarantined part=%s block=%s segment=%d offset=%d reason=%s",
+            entry.part.name.lower(),
+            entry.block.hex(),
+            entry.segment,
+            entry.offset,
+            failure.reason,
+        )
+        return CorruptBlock(
+            f"{name} is damaged on disk ({failure.reason}); it was moved to quarantine and will be "
+            "computed again"
+        )
+
+    def _condemn(self, entry: Entry, record: bytes) -> bool:
+        """Forget a damaged object, keep its bytes for inspection, free its place; False if it was
+        gone already.
+        """
+
+        def forget(catalog: Catalog) -> list[Place]:
+            now = catalog.current(entry)
+            return catalog.remove(now) if now is not None and now.same_place(entry) else []
+
+        places = self.index.write(forget)
+        if places:
+            self._note_quarantine(self.quarantine.keep(entry, memoryview(record)))
+            self.segments.free(places)
+        return bool(places)
+
+    def _note_quarantine(self, allocated_bytes: int) -> None:
+        def work(catalog: Catalog) -> None:
+            catalog.meta.quarantined = allocated_bytes
+
+        self.index.write(work)
+
+    def check(self) -> None:
+        """Raise StoreIndexError in a forked child: an LMDB environment can't be used there."""
+        if self.pid != os.getpid():
+            raise StoreIndexError(
+                "a store can't be used across a fork; open it in the child, from a new process"
+            )
+
+    def close(self) -> None:
+        """Write what is noted, seal the own segment, close the index; every step is tried."""
+        if self.pid != os.getpid():
+            return
+        try:
+            self.write_touches()
+            self.writer.close()
+        except (StoreError, OSError) as error:
+            log.warning("closing the store: %s", error)
+        finally:
+            self.pool.close()
+            self.index.close()
+
+
+def acquire(config: StoreConfig, metrics: Metrics | None, files: Files | None) -> OpenStore:
+    """The process's store of ``config.path``, opened if it is not; ``release`` it. Raises as
+    ``BlockStore.open``.
+    """
+    with opening:
+        location = open_location(config.path, config.quota_bytes)
+        identity = _identity(location.path)
+        store = _open.get(identity)
+        if store is not None and store.pid == os.getpid():
+            store.room.limits = Limits(location.quota_bytes, config.min_free_bytes)
+            store.room.shrink()
+        else:
+            store = OpenStore(location, config, files or Files(direct=config.direct_io), metrics)
+            _open[identity] = store
+        store.handles += 1
+        return store
+
+
+def release(store: OpenStore) -> None:
+    """Give it back; the last one closes it."""
+    with opening:
+        store.handles -= 1
+        if not store.handles:
+            for identity, each in list(_open.items()):
+                if each is store:
+                    del _open[identity]
+            store.close()
+
+
+def index_of(path: Path) -> Index | None:
+    """The index of ``path`` if this process has it open; hold ``opening`` while it is used."""
+    try:
+        store = _open.get(_identity(path.expanduser()))
+    except OSError:
+        return None
+    return store.index if store is not None and store.pid == os.getpid() else None
+
+
+def _identity(path: Path) -> _Identity:
+    found = path.stat()
+    return found.st_dev, found.st_ino

@@ -1,0 +1,71 @@
+"""Records that failed verification, kept for people to look at; bounded in number and bytes."""
+
+import logging
+import os
+import time
+from pathlib import Path
+
+from spillcache.config import MIB
+from spillcache.store.files import BLOCK_BYTES, FILE_MODE
+from spillcache.store.rows import Entry
+
+MAX_RECORDS = 64
+SUFFIX = ".rec"
+
+log = logging.getLogger("spillcache.store")
+
+
+def quarantine_bytes(quota_bytes: int) -> int:
+    """The most that quarantined records may take."""
+    return min(quota_bytes // 32, 64 * MIB)
+
+
+class Quarantine:
+    """One store's quarantine directory; any thread. Its errors are logged: a lost specimen is no
+    harm.
+    """
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        self._directory = directory
+        self._limit_bytes = limit_bytes
+
+    def keep(self, entry: Entry, record: memoryview) -> int:
+        """Save a record's bytes as they were read; the oldest give way. What the directory then
+        takes, in bytes.
+        """
+        name = (
+            f"{time.time_ns():020d}-{entry.namespace_id.hex()}-{entry.block.hex()[:16]}"
+            f"-{entry.part.name.lower()}-{entry.segment}-{entry.offset}{SUFFIX}"
+        )
+        try:
+            self._make_room(len(record))
+            if len(record) <= self._limit_bytes:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                with open(os.open(self._directory / name, flags, FILE_MODE), "wb") as file:
+                    os.fchmod(file.fileno(), FILE_MODE)
+                    file.write(record)
+                    file.flush()
+                    # So that st_blocks counts it.
+                    os.fsync(file.fileno())
+        except OSError as error:
+            log.warning("a damaged record was not kept for inspection: %s", error)
+        return self.allocated_bytes()
+
+    def _make_room(self, size_bytes: int) -> None:
+        records = self.records()
+        taken = sum(path.lstat().st_size for path in records)
+        while records and (len(records) >= MAX_RECORDS or taken + size_bytes > self._limit_bytes):
+            oldest = records.pop(0)
+            taken -= oldest.lstat().st_size
+            oldest.unlink()
+
+    def records(self) -> list[Path]:
+        """The files, oldest first."""
+        return sorted(path for path in self._directory.iterdir() if path.suffix == SUFFIX)
+
+    def allocated_bytes(self) -> int:
+        """What the records take on the filesystem; 0 if that can't be told."""
+        try:
+            return sum(path.lstat().st_blocks * BLOCK_BYTES for path in self.records())
+        except OSError:
+            return 0

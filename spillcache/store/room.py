@@ -1,0 +1,178 @@
+"""The quota: space is reserved in the index before it is written, and made by eviction.
+
+Counted are allocated bytes of all that lies in the directory. What segments take is kept in the
+index by all writers under its lock; the rest is measured when asked for. Any thread; a reservation
+is made by the writer.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spillcache.config import MIB
+from spillcache.metrics import Metrics
+from spillcache.store import touches
+from spillcache.store.catalog import Catalog
+from spillcache.store.eviction import Eviction, evict
+from spillcache.store.files import Files
+from spillcache.store.index import Index
+from spillcache.store.location import Location
+from spillcache.store.pins import Pins
+from spillcache.store.segments import Segments
+from spillcache.store.touches import Touches
+
+_FIXED_BYTES = MIB
+"""Directories, settings, a segment's header, and what a small transaction adds to the index."""
+_INDEX_BYTES_PER_OBJECT = 16 << 10
+"""A commit copies a leaf page or two per random key before it can reuse old ones."""
+_FRESH_SHARE = 16
+_SLACK_SHARE = 128
+_MAX_SLACK_BYTES = 64 * MIB
+
+log = logging.getLogger("spillcache.store")
+
+
+class NoRoom(Exception):
+    """Even with everything evicted that may go, only ``available_bytes`` would fit; nothing was
+    evicted.
+    """
+
+    def __init__(self, available_bytes: int) -> None:
+        super().__init__(f"{available_bytes} bytes could be made free")
+        self.available_bytes = available_bytes
+
+
+@dataclass(slots=True)
+class Limits:
+    """How much the store may take."""
+
+    quota_bytes: int
+    min_free_bytes: int
+
+
+class Room:
+    """The space of one store, as this process sees it."""
+
+    def __init__(
+        self,
+        location: Location,
+        limits: Limits,
+        *,
+        files: Files,
+        index: Index,
+        segments: Segments,
+        pins: Pins,
+        touched: Touches,
+        metrics: Metrics | None,
+    ) -> None:
+        self.limits = limits
+        self._location = location
+        self._files = files
+        self._index = index
+        self._segments = segments
+        self._pins = pins
+        self._touched = touched
+        self._metrics = metrics
+        self._recent: deque[tuple[int, int]] = deque()
+        self._recent_bytes = 0
+        self._fresh_after = (1 << 64) - 1
+
+    def used_bytes(self, catalog: Catalog) -> int:
+        """What the directory takes, and what is promised to writers."""
+        meta = catalog.meta
+        return meta.allocated + meta.reserved + meta.quarantined + self.overhead_bytes()
+
+    def overhead_bytes(self) -> int:
+        """What is neither segments nor quarantine."""
+        return self._index.allocated_bytes() + _FIXED_BYTES
+
+    def headroom(self, catalog: Catalog) -> int:
+        """How many bytes may still be promised; below zero when the store must shrink."""
+        within_quota = self.limits.quota_bytes - self.used_bytes(catalog)
+        free = self._files.free_bytes(self._location.path) - self.limits.min_free_bytes
+        return min(within_quota, free - catalog.meta.reserved)
+
+    def reserve(
+        self, segment: int, need_bytes: int, objects: int, is_spared: Callable[[bytes], bool]
+    ) -> None:
+        """Promise ``need_bytes`` to a segment's writer, who will add ``objects`` rows; evicts what
+        is in the way.
+
+        ``is_spared``: blocks (namespace id and hash) that must stay, besides those that are pinned.
+        Raises NoRoom when that can't be had, and whatever ``Index.write`` raises.
+        """
+        while (eviction := self._attempt(segment, need_bytes, objects, is_spared)) is not None:
+            self._finish(eviction)
+
+    def make_free(self, need_bytes: int, is_spared: Callable[[bytes], bool]) -> int:
+        """Evict at least ``need_bytes``, whatever the limits say, if there is that much: the bytes
+        freed.
+
+        For a filesystem that is full although it said otherwise: another's writes, a user's quota.
+        """
+
+        def spared(block: bytes) -> bool:
+            return block in self._pins or is_spared(block)
+
+        eviction = self._index.write(lambda c: evict(c, need_bytes, spared, self._fresh_after))
+        self._finish(eviction)
+        return eviction.freed_bytes
+
+    def _finish(self, eviction: Eviction) -> None:
+        self._segments.free(eviction.places)
+        if self._metrics is not None:
+            self._metrics.evicted_objects.labels("disk").inc(len(eviction.places))
+        log.debug("evicted objects=%d bytes=%d", len(eviction.places), eviction.freed_bytes)
+
+    def _attempt(
+        self, segment: int, need_bytes: int, objects: int, is_spared: Callable[[bytes], bool]
+    ) -> Eviction | None:
+        """None when the reservation was made; else what was evicted for it, still to be freed."""
+        uses = self._touched.snapshot()
+        wanted = need_bytes + objects * _INDEX_BYTES_PER_OBJECT
+
+        def spared(block: bytes) -> bool:
+            return block in self._pins or is_spared(block)
+
+        def work(catalog: Catalog) -> Eviction | None:
+            touches.apply(catalog, uses)
+            headroom = self.headroom(catalog)
+            lacking = wanted - headroom
+            if lacking <= 0:
+                catalog.reserve(segment, need_bytes)
+                return None
+            eviction = evict(catalog, lacking + self._slack(), spared, self._fresh_after)
+            freed = eviction.freed_bytes
+            if not freed or (self._segments.can_punch and freed < lacking):
+                raise NoRoom(headroom + freed - objects * _INDEX_BYTES_PER_OBJECT)
+            return eviction
+
+        eviction = self._index.write(work)
+        self._touched.forget(uses)
+        return eviction
+
+    def _slack(self) -> int:
+        """Evict a little more than is needed, so that not every put evicts."""
+        return min(self.limits.quota_bytes // _SLACK_SHARE, _MAX_SLACK_BYTES)
+
+    def wrote(self, clock: int, written_bytes: int) -> None:
+        """Note a commit at ``clock``: what was written since the last sixteenth of the quota is
+        fresh.
+        """
+        if not self._recent:
+            self._fresh_after = clock - 1
+        self._recent.append((clock, written_bytes))
+        self._recent_bytes += written_bytes
+        while (
+            len(self._recent) > 1 and self._recent_bytes > self.limits.quota_bytes // _FRESH_SHARE
+        ):
+            self._fresh_after, oldest_bytes = self._recent.popleft()
+            self._recent_bytes -= oldest_bytes
+
+    def shrink(self) -> None:
+        """Evict until the store is within its limits, as far as that is possible."""
+        try:
+            self.reserve(0, 0, 0, lambda _: False)
+        except NoRoom as no_room:
+            log.warning("the store is over its limits by %d bytes", -no_room.available_bytes)

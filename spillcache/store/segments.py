@@ -1,0 +1,260 @@
+"""The segment files of a store: making them, giving their bytes back, and taking over what a dead
+process left.
+
+A segment's writer holds a lock on its file as long as it lives. Order: the index forgets before
+bytes are freed, and remembers what is to be freed until it is.
+"""
+
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from spillcache.config import GIB, MIB
+from spillcache.store.catalog import Catalog, Place
+from spillcache.store.files import Files
+from spillcache.store.format import PAGE_BYTES
+from spillcache.store.index import Index
+from spillcache.store.rows import SegmentRow, SegmentState
+
+SUFFIX = ".seg"
+_ID_DIGITS = 10
+
+log = logging.getLogger("spillcache.store")
+
+
+def segment_bytes(quota_bytes: int) -> int:
+    """How large a segment grows before it is sealed: small stores must be able to free whole files,
+    too.
+    """
+    return min(max(quota_bytes // 64, 4 * MIB), GIB)
+
+
+def merged(places: Iterable[Place]) -> dict[int, list[tuple[int, int]]]:
+    """By segment: (offset, length) of stretches, neighbours made one, so that they are freed by one
+    call.
+    """
+    by_segment: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for place in sorted(places):
+        stretches = by_segment[place.segment]
+        if stretches and sum(stretches[-1]) >= place.offset:
+            offset, length = stretches[-1]
+            end = max(offset + length, place.offset + place.length)
+            stretches[-1] = (offset, end - offset)
+        else:
+            stretches.append((place.offset, place.length))
+    return dict(by_segment)
+
+
+class Segments:
+    """One store's segment files in this process; any thread."""
+
+    def __init__(self, directory: Path, files: Files, index: Index) -> None:
+        self.directory = directory
+        self.can_punch = True
+        """False once the filesystem has said that it cannot: then only whole files are freed."""
+        self._files = files
+        self._index = index
+
+    def path(self, segment: int) -> Path:
+        """The segment's file."""
+        return self.directory / f"{segment:0{_ID_DIGITS}}{SUFFIX}"
+
+    def create(self) -> tuple[int, int]:
+        """A new, empty, locked segment: its id and a file descriptor, owned by the caller. Raises
+        OSError.
+
+        The file is made within the index's transaction, so that no other process ever sees a row
+        without a locked file.
+        """
+        made: list[tuple[int, int]] = []
+
+        def work(catalog: Catalog) -> tuple[int, int]:
+            self._discard(made)
+            segment = catalog.meta.next_segment
+            while True:
+                try:
+                    fd = self._files.create(self.path(segment))
+                    break
+                except FileExistsError:
+                    segment += 1
+            made.append((segment, fd))
+            self._files.lock(fd)
+            row = SegmentRow(SegmentState.OPEN, os.getpid(), time.time_ns(), PAGE_BYTES, 0, 0, 0, 0)
+            catalog.add_segment(segment, row)
+            return segment, fd
+
+        try:
+            return self._index.write(work)
+        except BaseException:
+            self._discard(made)
+            raise
+
+    def _discard(self, made: list[tuple[int, int]]) -> None:
+        while made:
+            segment, fd = made.pop()
+            self._files.unlink(self.path(segment))
+            self._files.close(fd)
+
+    def seal(self, segment: int, fd: int) -> None:
+        """No more will be appended: cut off what was not committed and close ``fd``; the file goes
+        if it is dead.
+        """
+
+        def work(catalog: Catalog) -> None:
+            row = catalog.segment(segment)
+            if row is not None:
+                self._seal(catalog, segment, row, fd)
+
+        try:
+            self._index.write(work)
+        finally:
+            self._files.close(fd)
+
+    def _seal(self, catalog: Catalog, segment: int, row: SegmentRow, fd: int) -> None:
+        row.state = SegmentState.SEALED
+        catalog.reserve(segment, -row.reserved)
+        try:
+            if self._files.size(fd) > row.committed_end:
+                self._files.truncate(fd, row.committed_end)
+        except OSError as error:
+            log.warning("segment %d was not cut off: %s", segment, error)
+        self.settle(catalog, segment)
+
+    def settle(self, catalog: Catalog, segment: int) -> None:
+        """Measure a segment after bytes were freed; if it is sealed and nothing lives in it, remove
+        it.
+        """
+        row = catalog.segment(segment)
+        if row is None:
+            return
+        try:
+            if row.state == SegmentState.SEALED and not row.live_objects:
+                # Before the index forgets the file: a crash between leaves a row, not an unknown
+                # file.
+                self._files.unlink(self.path(segment))
+                catalog.drop_segment(segment)
+            else:
+                catalog.measure(segment, self._files.allocated_at(self.path(segment)))
+        except FileNotFoundError:
+            catalog.measure(segment, 0)
+            if not row.live_objects:
+                catalog.drop_segment(segment)
+        except OSError as error:
+            log.warning("segment %d was not measured: %s", segment, error)
+
+    def free(self, places: Iterable[Place]) -> None:
+        """Give bytes that nothing names back to the filesystem. What fails is logged and tried at
+        the next open.
+        """
+        places = list(places)
+        if not places:
+            return
+        stretches = merged(places)
+        done = {segment for segment in stretches if self._is_dead(segment)}
+        for segment in stretches.keys() - done:
+            if self._punch(segment, stretches[segment]):
+                done.add(segment)
+
+        def work(catalog: Catalog) -> None:
+            for place in places:
+                if place.segment in done:
+                    catalog.freed(place)
+            for segment in stretches:
+                self.settle(catalog, segment)
+
+        self._index.write(work)
+
+    def _is_dead(self, segment: int) -> bool:
+        with self._index.read() as catalog:
+            row = catalog.segment(segment)
+            return row is None or (row.state == SegmentState.SEALED and not row.live_objects)
+
+    def _punch(self, segment: int, stretches: list[tuple[int, int]]) -> bool:
+        """Whether there is nothing left to be done about these stretches."""
+        if not self.can_punch:
+            return True
+        try:
+            fd = self._files.open(self.path(segment), write=True)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            log.warning("segment %d: bytes were not freed: %s", segment, error)
+            return False
+        try:
+            for offset, length in stretches:
+                if not self._files.punch(fd, offset, length):
+                    self.can_punch = False
+                    log.warning("holes are not supported here: only whole segments are freed")
+                    return True
+        except OSError as error:
+            log.warning("segment %d: bytes were not freed: %s", segment, error)
+            return False
+        finally:
+            self._files.close(fd)
+        return True
+
+    def recover(self) -> list[int]:
+        """At open: take over segments whose writer died, and make the index's figures true.
+
+        Returns segments with records that the index does not know at all. Raises OSError.
+        """
+
+        def work(catalog: Catalog) -> list[int]:
+            on_disk = self._on_disk()
+            for segment, row in catalog.segments():
+                if segment not in on_disk:
+                    self._lose(catalog, segment, row)
+                elif row.state == SegmentState.OPEN:
+                    self._adopt(catalog, segment, row)
+                else:
+                    self.settle(catalog, segment)
+            catalog.meta.next_segment = max([catalog.meta.next_segment, *(i + 1 for i in on_disk)])
+            known = {segment for segment, _ in catalog.segments()}
+            unknown = [s for s in sorted(on_disk - known) if self.path(s).exists()]
+            return [segment for segment in unknown if not self._remove_empty(segment)]
+
+        found = self._index.write(work)
+        with self._index.read() as catalog:
+            places = catalog.freeing()
+        self.free(places)
+        return found
+
+    def _on_disk(self) -> set[int]:
+        names = (Path(name) for name in self._files.names(self.directory))
+        return {int(n.stem) for n in names if n.suffix == SUFFIX and n.stem.isdecimal()}
+
+    def _adopt(self, catalog: Catalog, segment: int, row: SegmentRow) -> None:
+        fd = self._files.open(self.path(segment), write=True)
+        try:
+            if self._files.lock(fd):
+                log.info(
+                    "segment %d of process %d, which is gone, is sealed", segment, row.owner_pid
+                )
+                self._seal(catalog, segment, row, fd)
+        finally:
+            self._files.close(fd)
+
+    def _lose(self, catalog: Catalog, segment: int, row: SegmentRow) -> None:
+        """Somebody removed the file: its objects can never be read again."""
+        if row.live_objects:
+            log.warning("segment %d is gone, and %d objects with it", segment, row.live_objects)
+        for entry in catalog.entries_in(segment):
+            now = catalog.current(entry)
+            if now is not None and now.same_place(entry):
+                catalog.remove(now)
+        catalog.drop_segment(segment)
+
+    def _remove_empty(self, segment: int) -> bool:
+        """Remove a file that its maker did not live to tell the index of; it holds no record."""
+        path = self.path(segment)
+        fd = self._files.open(path)
+        try:
+            if self._files.size(fd) > PAGE_BYTES:
+                return False
+        finally:
+            self._files.close(fd)
+        self._files.unlink(path)
+        return True

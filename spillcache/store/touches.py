@@ -1,0 +1,71 @@
+"""Uses that were noted but not yet written: a touch never waits for the disk."""
+
+import threading
+import time
+
+from spillcache.chain import BlockHash
+from spillcache.state import Part
+from spillcache.store.catalog import Catalog
+
+_MOST = 16384
+
+_Key = tuple[bytes, BlockHash]
+
+
+class Touches:
+    """The last use of blocks, kept until the next write transaction; any thread. Lost in a crash,
+    which does no harm.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._uses: dict[_Key, tuple[int, int]] = {}
+
+    def add(self, namespace_id: bytes, block: BlockHash, window_blocks: int) -> None:
+        """Note that a prefix which ends with ``block`` was used just now."""
+        key = (namespace_id, block)
+        with self._lock:
+            self._uses.pop(key, None)
+            self._uses[key] = (time.time_ns(), window_blocks)
+            if len(self._uses) > _MOST:
+                del self._uses[next(iter(self._uses))]
+
+    def snapshot(self) -> dict[_Key, tuple[int, int]]:
+        """What is to be written."""
+        with self._lock:
+            return dict(self._uses)
+
+    def forget(self, written: dict[_Key, tuple[int, int]]) -> None:
+        """These are written."""
+        with self._lock:
+            for key, use in written.items():
+                if self._uses.get(key) == use:
+                    del self._uses[key]
+
+
+def apply(catalog: Catalog, uses: dict[_Key, tuple[int, int]]) -> None:
+    """Write them: all parts of the block itself, and the windows of those before it that a restore
+    there reads.
+    """
+    for (namespace_id, block), (use, window_blocks) in uses.items():
+        catalog.touch_namespace(namespace_id, use)
+        for part in Part:
+            entry = catalog.entry(namespace_id, block, part)
+            if entry is not None:
+                catalog.touch(entry, use)
+        _touch_windows(catalog, namespace_id, block, use, window_blocks - 1)
+
+
+def _touch_windows(
+    catalog: Catalog, namespace_id: bytes, block: BlockHash, use: int, count: int
+) -> None:
+    for _ in range(count):
+        here = catalog.entry(namespace_id, block, Part.KV) or catalog.entry(
+            namespace_id, block, Part.WINDOW
+        )
+        if here is None or not here.block_index:
+            return
+        block = here.parent
+        window = catalog.entry(namespace_id, block, Part.WINDOW)
+        if window is not None:
+            catalog.touch(window, use)

@@ -1,0 +1,124 @@
+"""What a store holds and takes, for people: the same for an open store and for one that is only
+looked at.
+"""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from spillcache.errors import StoreIndexError
+from spillcache.namespace import Namespace
+from spillcache.state import Part
+from spillcache.store.catalog import Catalog
+from spillcache.store.files import BLOCK_BYTES, Files
+from spillcache.store.index import Index
+from spillcache.store.location import Location, read_location
+from spillcache.store.objects import NamespaceInfo, Usage
+
+_NS_PER_S = 1_000_000_000
+
+opening = threading.RLock()
+"""Held while an index is opened or looked at: LMDB allows one environment per process and
+directory.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreView:
+    """A store as it was when ``BlockStore.inspect`` was called; holds nothing open. A context
+    manager.
+    """
+
+    path: Path
+    store_id: bytes
+    _namespaces: tuple[NamespaceInfo, ...]
+    _usage: Usage
+
+    def namespaces(self) -> list[NamespaceInfo]:
+        """As ``BlockStore.namespaces``."""
+        return list(self._namespaces)
+
+    def usage(self) -> Usage:
+        """As ``BlockStore.usage``."""
+        return self._usage
+
+    def close(self) -> None:
+        """Nothing is open; here so that a view can stand for a store."""
+
+    def __enter__(self) -> "StoreView":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def look(path: Path, min_free_bytes: int, index: Index | None = None) -> StoreView:
+    """Look at the store in ``path`` without changing anything; ``index``: the one this process has
+    open, if any.
+
+    Raises StoreLocationError, StoreFormatError and StoreIndexError.
+    """
+    location = read_location(path)
+    own = Index(location.index, read_only=True) if index is None else index
+    try:
+        with own.read() as catalog:
+            found = tuple(namespace_infos(catalog))
+            usage = usage_of(catalog, location, min_free_bytes, location.quota_bytes)
+    finally:
+        if index is None:
+            own.close()
+    return StoreView(location.path, location.store_id, found, usage)
+
+
+def namespace_infos(catalog: Catalog) -> list[NamespaceInfo]:
+    """Every namespace, the most recently used first."""
+    by_part = catalog.usage()
+    found = []
+    for namespace_id, row in catalog.namespaces():
+        try:
+            namespace = Namespace.decode(row.encoding)
+        except ValueError as error:
+            raise StoreIndexError(f"the index has a damaged namespace: {error}") from error
+        parts = {part: usage for (owner, part), usage in by_part.items() if owner == namespace_id}
+        found.append(
+            NamespaceInfo(
+                namespace=namespace,
+                objects=sum(usage.objects for usage in parts.values()),
+                blocks=parts[Part.KV].objects if Part.KV in parts else 0,
+                raw_bytes=sum(usage.raw_bytes for usage in parts.values()),
+                stored_bytes=sum(usage.stored_bytes for usage in parts.values()),
+                parts={part: usage.objects for part, usage in parts.items()},
+                created=row.created_ns / _NS_PER_S,
+                last_used=row.last_used_ns / _NS_PER_S,
+            )
+        )
+    return sorted(found, key=lambda info: -info.last_used)
+
+
+def usage_of(catalog: Catalog, location: Location, min_free_bytes: int, quota_bytes: int) -> Usage:
+    """What the store takes; walks the directory's few files."""
+    return Usage(
+        allocated_bytes=directory_bytes(location.path),
+        quota_bytes=quota_bytes,
+        min_free=min_free_bytes,
+        free_bytes=Files().free_bytes(location.path),
+        segments=len(catalog.segments()),
+        objects=sum(usage.objects for usage in catalog.usage().values()),
+    )
+
+
+def directory_bytes(path: Path) -> int:
+    """What everything in a directory takes on the filesystem, the directory included."""
+    total = 0
+    for each in (path, *path.rglob("*")):
+        try:
+            total += each.lstat().st_blocks * BLOCK_BYTES
+        except FileNotFoundError:
+            continue  # removed meanwhile
+    return total

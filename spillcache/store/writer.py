@@ -1,0 +1,349 @@
+"""Putting objects: reserve, append, sync, then one index transaction that names them.
+
+Group commit: many objects, one sync, one transaction. One put at a time per process; other
+processes have their own segment and meet only in the index.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from spillcache.chain import HASH_BYTES
+from spillcache.config import MIB, Codec
+from spillcache.errors import StoreFullError, StoreIndexError
+from spillcache.namespace import Namespace
+from spillcache.state import Buffer, Part
+from spillcache.store import codec as codecs
+from spillcache.store.appender import Appender
+from spillcache.store.catalog import Catalog, Place
+from spillcache.store.files import Files, is_no_space, store_error
+from spillcache.store.format import (
+    PAGE_BYTES,
+    RecordClass,
+    RecordHeader,
+    namespace_record,
+    payload_digest,
+)
+from spillcache.store.index import Index
+from spillcache.store.objects import PutResult, StoreObject
+from spillcache.store.room import NoRoom, Room
+from spillcache.store.rows import Entry
+from spillcache.store.segments import Segments
+
+_GROUP_BYTES = 64 * MIB
+_FULL_RETRIES = 2
+
+log = logging.getLogger("spillcache.store")
+
+
+@dataclass(slots=True)
+class _Record:
+    source: StoreObject
+    header: RecordHeader
+    stored: Buffer
+
+    @property
+    def size(self) -> int:
+        return self.header.record_bytes
+
+    def pieces(self) -> tuple[Buffer, ...]:
+        return self.header.encode(), self.stored
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What became of a put so far."""
+
+    written: int = 0
+    present: int = 0
+    dropped: int = 0
+    written_bytes: int = 0
+    no_room: bool = False
+    dropped_blocks: set[bytes] = field(default_factory=set)
+    """Blocks whose KV was dropped: what hangs on them is dropped, too."""
+
+    def drop(self, item: StoreObject) -> None:
+        self.dropped += 1
+        if item.part is Part.KV:
+            self.dropped_blocks.add(item.block)
+
+    def hangs_on_dropped(self, item: StoreObject) -> bool:
+        if item.part is Part.KV:
+            return item.parent in self.dropped_blocks
+        return item.block in self.dropped_blocks
+
+
+@dataclass(slots=True)
+class _Commit:
+    """What one transaction did with a group."""
+
+    clock: int
+    written: list[_Record] = field(default_factory=list)
+    present: int = 0
+    dropped: list[_Record] = field(default_factory=list)
+    dead: list[Place] = field(default_factory=list)
+
+
+class Writer:
+    """The write side of a store in one process; any thread, one at a time."""
+
+    def __init__(
+        self,
+        appender: Appender,
+        *,
+        segments: Segments,
+        files: Files,
+        index: Index,
+        room: Room,
+        codec: Codec,
+    ) -> None:
+        self._appender = appender
+        self._segments = segments
+        self._files = files
+        self._index = index
+        self._room = room
+        self.codec = codec
+        self._lock = threading.Lock()
+
+    def put(self, namespace: Namespace, objects: Sequence[StoreObject]) -> PutResult:
+        """See ``BlockStore.put``."""
+        for item in objects:
+            _check(item)
+        with self._lock:
+            tally = _Tally()
+            wanted = self._missing(namespace.id, objects, tally)
+            spared = {namespace.id + item.block for item in objects}
+            spared.update(namespace.id + item.parent for item in objects)
+            try:
+                for group in self._groups(namespace.id, wanted, tally):
+                    self._write(namespace, group, spared, tally)
+            except OSError as error:
+                raise store_error(error, "objects were written") from error
+        if tally.no_room and not tally.written:
+            raise StoreFullError(
+                "the cache on disk has no room for what is to be stored, even after eviction; "
+                "raise --cache-disk-size, or free space on the filesystem"
+            )
+        return PutResult(tally.written, tally.present, tally.dropped, tally.written_bytes)
+
+    def close(self) -> None:
+        """Seal the own segment."""
+        with self._lock:
+            self._appender.seal()
+
+    def _missing(
+        self, namespace_id: bytes, objects: Sequence[StoreObject], tally: _Tally
+    ) -> list[StoreObject]:
+        """The objects that are not there yet, each once."""
+        wanted: dict[tuple[bytes, Part], StoreObject] = {}
+        with self._index.read() as catalog:
+            for item in objects:
+                key = (item.block, item.part)
+                if key in wanted or catalog.has(namespace_id, item.block, item.part):
+                    tally.present += 1
+                else:
+                    wanted[key] = item
+        return list(wanted.values())
+
+    def _groups(
+        self, namespace_id: bytes, wanted: list[StoreObject], tally: _Tally
+    ) -> Iterator[list[_Record]]:
+        """Records to be committed together: within one segment, and not too many bytes."""
+        group: list[_Record] = []
+        size = 0
+        for item in wanted:
+            if tally.hangs_on_dropped(item):
+                tally.drop(item)
+                continue
+            record = self._encode(namespace_id, item)
+            if group and size + record.size > min(_GROUP_BYTES, self._appender.room()):
+                yield group
+                group, size = [], 0
+            if not group and record.size > self._appender.room() and not self._appender.is_fresh:
+                self._appender.seal()
+            group.append(record)
+            size += record.size
+        if group:
+            yield group
+
+    def _encode(self, namespace_id: bytes, item: StoreObject) -> _Record:
+        payload = memoryview(item.payload).cast("B")
+        codec, stored = codecs.encode(self.codec, payload)
+        header = RecordHeader(
+            record_class=RecordClass.BLOCK,
+            part=item.part,
+            codec=codec,
+            rank=item.rank,
+            namespace_id=namespace_id,
+            block=item.block,
+            parent=item.parent,
+            block_index=item.block_index,
+            token_count=item.token_count,
+            raw_bytes=len(payload),
+            stored_bytes=len(stored),
+            written_ns=time.time_ns(),
+            digest=payload_digest(b"", stored),
+        )
+        return _Record(item, header, stored)
+
+    def _write(
+        self, namespace: Namespace, group: list[_Record], spared: set[bytes], tally: _Tally
+    ) -> None:
+        """One group: room, bytes, names. A full filesystem is answered by eviction; other errors
+        are raised.
+        """
+        fitting: list[_Record] = []
+        for retries in range(_FULL_RETRIES, -1, -1):
+            try:
+                fitting = self._reserve(namespace, group, spared)
+                if fitting:
+                    self._append(namespace, fitting, tally)
+                break
+            except OSError as error:
+                self._appender.seal()
+                if not is_no_space(error) or not retries:
+                    raise
+                freed = self._room.make_free(_sizes(group), spared.__contains__)
+                log.warning("the filesystem is full; evicted %d bytes to go on", freed)
+                if not freed:
+                    raise
+        for record in group[len(fitting) :]:
+            tally.drop(record.source)
+            tally.no_room = True
+
+    def _reserve(
+        self, namespace: Namespace, group: list[_Record], spared: set[bytes]
+    ) -> list[_Record]:
+        """Promise space to the longest beginning of ``group`` that fits."""
+        while group:
+            segment = self._appender.begin()
+            need = self._need(namespace, group)
+            try:
+                self._room.reserve(segment, need, len(group), spared.__contains__)
+                break
+            except NoRoom as no_room:
+                group = _fitting(group, no_room.available_bytes - need + _sizes(group))
+        return group
+
+    def _need(self, namespace: Namespace, group: list[_Record]) -> int:
+        extra = PAGE_BYTES if self._appender.is_fresh else 0
+        if not self._appender.has_noted(namespace.id):
+            extra += len(namespace_record(namespace, 0))
+        return _sizes(group) + extra
+
+    def _append(self, namespace: Namespace, group: list[_Record], tally: _Tally) -> None:
+        segment = self._appender.begin()
+        need = self._need(namespace, group)
+        records = [record.pieces() for record in group]
+        introduce = not self._appender.has_noted(namespace.id)
+        if introduce:
+            records.insert(0, (namespace_record(namespace, time.time_ns()),))
+        try:
+            offsets = self._appender.append(records)[introduce:]
+            end = offsets[-1] + group[-1].size
+            done = self._commit(namespace, segment, group, offsets=offsets, need=need, end=end)
+        except BaseException:
+            self._appender.seal()
+            raise
+        self._appender.keep(end)
+        self._appender.noted(namespace.id)
+        self._room.wrote(done.clock, sum(record.size for record in done.written))
+        self._segments.free(done.dead)
+        tally.written += len(done.written)
+        tally.written_bytes += sum(record.size for record in done.written)
+        tally.present += done.present
+        for record in done.dropped:
+            tally.drop(record.source)
+
+    def _commit(
+        self,
+        namespace: Namespace,
+        segment: int,
+        group: list[_Record],
+        *,
+        offsets: list[int],
+        need: int,
+        end: int,
+    ) -> _Commit:
+        def work(catalog: Catalog) -> _Commit:
+            row = catalog.segment(segment)
+            if row is None:
+                raise StoreIndexError(f"segment {segment} was removed while it was written")
+            done = _Commit(catalog.tick())
+            catalog.use_namespace(namespace, done.clock)
+            for record, offset in zip(group, offsets, strict=True):
+                _admit(catalog, record, Place(segment, offset, record.size), done)
+            row.committed_end = end
+            catalog.reserve(segment, -need)
+            catalog.measure(segment, self._files.allocated_at(self._segments.path(segment)))
+            return done
+
+        return self._index.write(work)
+
+
+def _admit(catalog: Catalog, record: _Record, place: Place, done: _Commit) -> None:
+    """Name one record, unless another process was quicker, or what it hangs on is gone."""
+    header, item = record.header, record.source
+    namespace_id = header.namespace_id
+    if catalog.has(namespace_id, item.block, item.part):
+        done.present += 1
+    elif _is_orphan(catalog, namespace_id, item, done):
+        done.dropped.append(record)
+    else:
+        done.written.append(record)
+        catalog.insert(
+            Entry(
+                namespace_id=namespace_id,
+                block=item.block,
+                part=item.part,
+                segment=place.segment,
+                offset=place.offset,
+                stored_bytes=header.stored_bytes,
+                raw_bytes=header.raw_bytes,
+                last_use=catalog.tick(),
+                parent=item.parent,
+                block_index=item.block_index,
+                token_count=item.token_count,
+                tail_tokens=header.tail_tokens,
+                children=0,
+                codec=header.codec,
+                rank=item.rank,
+                record_class=header.record_class,
+            )
+        )
+        return
+    catalog.add_freeing(place)
+    done.dead.append(place)
+
+
+def _is_orphan(catalog: Catalog, namespace_id: bytes, item: StoreObject, done: _Commit) -> bool:
+    if item.part is Part.KV:
+        return item.block_index > 0 and not catalog.has(namespace_id, item.parent, Part.KV)
+    gone = (record.source for record in done.dropped)
+    return any(each.part is Part.KV and each.block == item.block for each in gone)
+
+
+def _sizes(group: Sequence[_Record]) -> int:
+    return sum(record.size for record in group)
+
+
+def _fitting(group: list[_Record], available_bytes: int) -> list[_Record]:
+    """The longest beginning that takes no more than that; always shorter than ``group``."""
+    fitting: list[_Record] = []
+    for record in group[:-1]:
+        available_bytes -= record.size
+        if available_bytes < 0:
+            break
+        fitting.append(record)
+    return fitting
+
+
+def _check(item: StoreObject) -> None:
+    if len(item.block) != HASH_BYTES or len(item.parent) != HASH_BYTES:
+        raise ValueError(f"block hashes have {HASH_BYTES} bytes")
+    if not 0 <= item.rank <= 255:
+        raise ValueError("a rank lies in 0 … 255")
+    if not memoryview(item.payload).c_contiguous:
+        raise ValueError("a payload is contiguous bytes")
