@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from spillcache import __version__
-from spillcache.serve.job import DoneEvent, FinishReason, Timings, Usage
+from spillcache.serve.job import DoneEvent, FinishReason, TextEvent, Timings, Usage
 
 FINGERPRINT = f"spillcache-{__version__}"
 
@@ -53,8 +53,9 @@ class AnswerFormat(ABC):
     chunk: str
     """The ``object`` of a piece of a stream."""
 
-    def __init__(self, model: str, *, include_usage: bool) -> None:
+    def __init__(self, model: str, *, include_usage: bool, return_tokens: bool = False) -> None:
         self._include_usage = include_usage
+        self._return_tokens = return_tokens
         self._common = {
             "id": self.id_prefix + uuid.uuid4().hex,
             "created": int(time.time()),
@@ -62,24 +63,33 @@ class AnswerFormat(ABC):
             "system_fingerprint": FINGERPRINT,
         }
 
-    def answer(self, text: str, done: DoneEvent) -> dict[str, Any]:
-        """The answer in one piece."""
+    def answer(self, text: str, tokens: list[int], done: DoneEvent) -> dict[str, Any]:
+        """The answer in one piece; its token ids are in it if they were asked for."""
         choice = {**self._whole_choice(text), "finish_reason": done.reason}
+        extra = {"tokens": tokens} if self._return_tokens else {}
         return {
             **self._common,
             "object": self.whole,
             "choices": [{"index": 0, "logprobs": None, **choice}],
             "usage": usage_object(done.usage),
             "timings": timings_object(done.usage, done.timings),
+            **extra,
         }
 
     def head(self) -> list[dict[str, Any]]:
         """The chunks before the first piece of text."""
         return []
 
-    def piece(self, text: str) -> dict[str, Any]:
-        """The chunk with a piece of text."""
-        return self._stream_chunk(self._piece_choice(text), None)
+    def pieces(self, event: TextEvent | DoneEvent) -> list[dict[str, Any]]:
+        """The chunk with an event's text, if it has any; with its token id, if that was asked for.
+
+        A token whose text is held back has a chunk too, if ids were asked for.
+        """
+        token = event.token if isinstance(event, TextEvent) and self._return_tokens else None
+        if not event.text and token is None:
+            return []
+        chunk = self._stream_chunk(self._piece_choice(event.text), None)
+        return [chunk if token is None else {**chunk, "tokens": [token]}]
 
     def tail(self, done: DoneEvent) -> list[dict[str, Any]]:
         """The chunks after the last piece: why it ended, then usage if it was asked for."""

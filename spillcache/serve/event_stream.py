@@ -53,7 +53,7 @@ class EventStream(Response):
     def _encode_event(self, event: Event) -> bytes:
         if isinstance(event, ErrorEvent):
             return _encode([describe_error(event.error)[1]])
-        pieces = [self._form.piece(event.text)] if event.text else []
+        pieces = self._form.pieces(event)
         if isinstance(event, DoneEvent):
             return _encode(pieces + self._form.tail(event)) + _DONE
         return _encode(pieces)

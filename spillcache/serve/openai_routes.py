@@ -37,7 +37,9 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         engine = service.engine
         body = await read_body(request, ChatBody)
-        form = ChatFormat(name, include_usage=body.include_usage)
+        form = ChatFormat(
+            name, include_usage=body.include_usage, return_tokens=bool(body.return_tokens)
+        )
         return await _answer(service, request, body, form, lambda: chat_tokens(engine, body))
 
     @router.post("/v1/completions")
@@ -45,7 +47,9 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
     async def completions(request: Request) -> Response:
         engine = service.engine
         body = await read_body(request, CompletionBody)
-        form = CompletionFormat(name, include_usage=body.include_usage)
+        form = CompletionFormat(
+            name, include_usage=body.include_usage, return_tokens=bool(body.return_tokens)
+        )
         return await _answer(service, request, body, form, lambda: prompt_tokens(engine, body))
 
     @router.get("/v1/models")
@@ -123,13 +127,15 @@ async def _whole_answer(
     events: AnswerEvents, batch: list[Event], form: AnswerFormat
 ) -> dict[str, Any]:
     text: list[str] = []
+    tokens: list[int] = []
     while True:
         for event in batch:
             if isinstance(event, ErrorEvent):
                 raise event.error
             text.append(event.text)
             if isinstance(event, DoneEvent):
-                return form.answer("".join(text), event)
+                return form.answer("".join(text), tokens, event)
+            tokens.append(event.token)
         batch = await events.next_events()
 
 

@@ -98,6 +98,8 @@ class GenerationBody(_Body):
     n_predict: Annotated[int, Field(ge=-1)] | None = None
     stop: Stop = None
     ignore_eos: bool | None = None
+    return_tokens: bool | None = None
+    """Token ids beside the text, as llama-server's: ``tokens`` in each chunk, or in the answer."""
 
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_k: int | None = None
