@@ -15,11 +15,13 @@ def bind_socket(config: ServeConfig) -> socket.socket:
     Raises ConfigError that names the address and what to do.
     """
     host, port = config.host, config.port
+    if not 0 <= port <= 65535:  # the resolver would wrap it around
+        raise ConfigError(f"--port {port}: a port is a number from 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except (OSError, UnicodeError, OverflowError) as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(f"--host {host}, --port {port}: no such address ({error})") from error
     sock = socket.socket(family, kind, protocol)
     try:

@@ -22,10 +22,28 @@ def service(service_options):
     fake.stop(print)
 
 
+class Switch:
+    """One server for all tests; each puts its application in."""
+
+    def __init__(self):
+        self.app = None
+
+    async def __call__(self, scope, receive, send):
+        await self.app(scope, receive, send)
+
+
+@pytest.fixture(scope="session")
+def loopback():
+    switch = Switch()
+    with served(switch) as address:
+        yield switch, address
+
+
 @pytest.fixture
-def url(service):
-    with served(create_app(service)) as address:
-        yield address
+def url(loopback, service):
+    switch, address = loopback
+    switch.app = create_app(service)
+    return address
 
 
 @pytest.fixture

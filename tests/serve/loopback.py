@@ -15,7 +15,9 @@ def served(app):
     """The URL under which ``app`` answers within the block."""
     sock = bind_socket(ServeConfig(port=0))
     server = uvicorn.Server(
-        uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False)
+        uvicorn.Config(
+            app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False
+        )
     )
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
     thread.start()

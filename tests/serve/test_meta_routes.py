@@ -1,0 +1,81 @@
+import pytest
+from fake_service import BOS
+
+from spillcache.errors import ModelLoadError
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health"])
+def test_health(http, path):
+    response = http.get(path)
+    assert response.status_code == 200
+    assert response.json()["status"] == "ok"
+    assert response.json()["cache"]["disk"]["reason"] == "no --cache-disk"
+
+
+def test_health_while_loading_is_llama_servers(http, service):
+    service.state = "loading"
+    response = http.get("/health")
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"
+    assert response.json() == {
+        "error": {
+            "message": "Loading model",
+            "type": "unavailable_error",
+            "param": None,
+            "code": 503,
+        }
+    }
+
+
+def test_health_when_the_model_could_not_be_loaded(http, service):
+    service.state, service.failure = "failed", ModelLoadError("no such file: x.gguf")
+    assert http.get("/health").json()["error"]["message"] == "no such file: x.gguf"
+
+
+def test_health_when_stopping(http, service):
+    service.state = "stopping"
+    assert http.get("/health").json()["error"]["message"] == "the server is stopping"
+
+
+def test_metrics(http, service):
+    service.metrics.generated_tokens.inc(7)
+    response = http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    assert "spillcache_generated_tokens_total 7.0" in response.text.splitlines()
+
+
+def test_tokenize(http):
+    def tokens(**body):
+        return http.post("/tokenize", json=body).json()["tokens"]
+
+    assert tokens(content="ab") == [97, 98]
+    assert tokens(content="ab", add_special=True) == [BOS, 97, 98]
+    assert tokens(content="<s>") == [BOS]
+    assert tokens(content="<s>", parse_special=False) == [60, 115, 62]
+    assert tokens(content="") == []
+    assert tokens(content="aé", with_pieces=True) == [
+        {"id": 97, "piece": "a"},
+        {"id": 195, "piece": [195]},
+        {"id": 169, "piece": [169]},
+    ]
+
+
+def test_detokenize(http):
+    body = {"tokens": [BOS, *"aé".encode()]}
+    assert http.post("/detokenize", json=body).json() == {"content": "aé"}
+    assert http.post("/detokenize", json={"tokens": []}).json() == {"content": ""}
+
+
+def test_props(http, service):
+    props = http.get("/props").json()
+    assert props["total_slots"] == 2
+    assert props["model_path"] == "tiny-fake.gguf"
+    assert "/models" not in str(props)
+    assert (props["bos_token"], props["eos_token"]) == ("<s>", "</s>")
+    assert props["chat_template"] == "chatml"
+    assert props["modalities"] == {"vision": False, "audio": False}
+    assert props["default_generation_settings"]["n_ctx"] == 4096
+    assert props["default_generation_settings"]["params"]["top_k"] == 40
+    assert props["build_info"].startswith("spillcache ")
+    service.state = "loading"
+    assert http.get("/props").status_code == 503
