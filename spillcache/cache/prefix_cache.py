@@ -5,6 +5,7 @@ blocks.
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from spillcache.cache.breaker import Breaker
 from spillcache.cache.memory import clamp_ram
 from spillcache.cache.policy import needed, restorable
 from spillcache.cache.ram import RamBlock, RamTier
-from spillcache.cache.restore import RestoreStream, Step
+from spillcache.cache.restore import RestoreStream, Source, Step
 from spillcache.cache.spill import Progress, Spiller
 from spillcache.chain import BlockHash, Chain
 from spillcache.config import MIB, CacheConfig
@@ -46,6 +47,16 @@ class Match:
     def blocks(self) -> int:
         """How many blocks can be restored."""
         return len(self.steps)
+
+    def blocks_by_source(self) -> dict[Source, int]:
+        """How many blocks come from each tier; one that needs no part comes with its successor."""
+        counts: Counter[Source] = Counter()
+        source: Source = "ram"
+        for step in reversed(self.steps):
+            if step.ram or step.disk:
+                source = step.source
+            counts[source] += 1
+        return dict(counts)
 
     def release(self) -> None:
         """Unpin; may be called twice."""
@@ -180,11 +191,12 @@ class PrefixCache:
 
     def restored(self, match: Match) -> None:
         """Count a match whose blocks the engine has all taken."""
-        for step in match.steps:
-            size = sum(len(v) for v in step.ram.values())
-            size += sum(entry.raw_bytes for entry in step.disk.values())
-            self._metrics.restored_blocks.labels(step.source).inc()
-            self._metrics.restored_bytes.labels(step.source).inc(size)
+        for source, count in match.blocks_by_source().items():
+            self._metrics.restored_blocks.labels(source).inc(count)
+        ram = sum(len(view) for step in match.steps for view in step.ram.values())
+        disk = sum(entry.raw_bytes for step in match.steps for entry in step.disk.values())
+        self._metrics.restored_bytes.labels("ram").inc(ram)
+        self._metrics.restored_bytes.labels("disk").inc(disk)
 
     # In.
 

@@ -4,7 +4,6 @@ thread.
 
 import logging
 import time
-from collections import Counter
 
 from spillcache.cache.prefix_cache import Match, PrefixCache
 from spillcache.chain import Chain
@@ -104,5 +103,4 @@ class Restorer:
     def tokens_by_tier(self, restore: Restore) -> dict[Tier, int]:
         """Restored tokens by the tier that they came from; empty when it was given up."""
         size = self._engine.geometry.block_tokens
-        counts: Counter[Tier] = Counter(step.source for step in restore.match.steps)
-        return {tier: count * size for tier, count in counts.items()}
+        return {tier: n * size for tier, n in restore.match.blocks_by_source().items()}

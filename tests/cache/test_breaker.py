@@ -1,0 +1,41 @@
+from spillcache.cache.breaker import Breaker
+
+
+def test_it_pauses_after_three_failures_in_a_row_and_doubles() -> None:
+    now = [0.0]
+    breaker = Breaker(lambda: now[0])
+    error = OSError("disk on fire")
+    for _ in range(2):
+        breaker.failed(error)
+    assert breaker.closed
+    breaker.worked()
+    for _ in range(2):
+        breaker.failed(error)
+    assert breaker.closed, "not in a row"
+    breaker.failed(error)
+    assert not breaker.closed
+    assert breaker.reason == "disk on fire"
+    now[0] = 59.9
+    assert not breaker.closed
+    now[0] = 60.0
+    assert breaker.closed, "one probe"
+    breaker.failed(error)
+    now[0] = 179.0
+    assert not breaker.closed, "the pause doubled"
+    now[0] = 180.0
+    assert breaker.closed
+    breaker.worked()
+    assert breaker.reason == ""
+    for _ in range(3):
+        breaker.failed(error)
+    now[0] = 240.0
+    assert breaker.closed, "back to 60 s after a success"
+
+
+def test_the_pause_has_an_end() -> None:
+    now = [0.0]
+    breaker = Breaker(lambda: now[0])
+    for _ in range(30):
+        breaker.failed(OSError("x"))
+    now[0] = 3601.0
+    assert breaker.closed

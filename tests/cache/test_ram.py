@@ -1,0 +1,89 @@
+from spillcache.cache.ram import BufferPool, RamBlock, RamTier
+from spillcache.chain import BlockHash, Chain
+from spillcache.namespace import Namespace
+from spillcache.state import Part
+
+NS = Namespace.of({"model": "x"})
+
+
+def chain(blocks: int, seed: int = 0) -> Chain:
+    return Chain(NS, 4, [seed] * 4 * blocks)
+
+
+def fill(tier: RamTier, c: Chain, size: int = 100, *, save: bool = False) -> list[RamBlock]:
+    blocks = [RamBlock(NS, c.hashes[i], c.parent(i), i) for i in range(c.blocks)]
+    for block in blocks:
+        tier.add(block, {Part.KV: bytes([block.index]) * size}, save=save)
+    return blocks
+
+
+def test_payloads_are_copies_and_bytes_are_counted() -> None:
+    tier, c = RamTier(10_000), chain(1)
+    source = bytearray(b"abc")
+    block = RamBlock(NS, c.hashes[0], c.parent(0), 0)
+    tier.add(block, {Part.KV: source}, save=True)
+    source[:] = b"xyz"
+    assert bytes(block.parts[Part.KV]) == b"abc"
+    assert tier.used_bytes == block.size == 3
+    assert block.unsaved == {Part.KV}
+    tier.add(block, {Part.KV: b"new", Part.WINDOW: b"w"}, save=True)
+    assert bytes(block.parts[Part.KV]) == b"abc", "the first copy stays"
+    assert tier.used_bytes == 4
+    tier.remove(block)
+    assert tier.used_bytes == 0
+    assert tier.get(c.hashes[0]) is None
+
+
+def test_children_go_before_parents_and_old_chains_before_new() -> None:
+    tier, old, new = RamTier(10_000), chain(3, 1), chain(3, 2)
+    fill(tier, old)
+    fill(tier, new)
+    tier.touch(old.hashes, 1.0)
+    tier.touch(new.hashes, 2.0)
+    gone: list[BlockHash] = []
+    while (victim := tier.victim()) is not None:
+        gone.append(victim.hash)
+        tier.remove(victim)
+    assert gone == [*reversed(old.hashes), *reversed(new.hashes)]
+
+
+def test_a_pinned_block_and_its_ancestors_stay() -> None:
+    tier, c = RamTier(10_000), chain(3)
+    blocks = fill(tier, c)
+    blocks[1].pins = 1
+    victim = tier.victim()
+    assert victim is blocks[2]
+    tier.remove(victim)
+    assert tier.victim() is None
+
+
+def test_a_leaving_block_is_found_until_it_is_removed() -> None:
+    tier, c = RamTier(10_000), chain(2)
+    blocks = fill(tier, c, save=True)
+    tier.leave(blocks[1])
+    assert tier.get(c.hashes[1]) is blocks[1]
+    assert tier.victim() is blocks[0]
+    assert list(tier.unsaved()) == blocks
+    tier.remove(blocks[1])
+    assert len(tier) == 1
+    assert blocks[0].children == 0
+
+
+def test_the_pool_reuses_buffers_and_shrinks() -> None:
+    pool = BufferPool()
+    first = pool.take(b"abcd")
+    pool.give(first)
+    assert pool.free_bytes == 4
+    assert pool.take(memoryview(b"wxyz")) is first
+    assert bytes(first) == b"wxyz"
+    pool.give(first)
+    pool.shrink(1)
+    assert pool.free_bytes == 0
+
+
+def test_free_buffers_count_against_the_capacity() -> None:
+    tier, c = RamTier(300), chain(3)
+    for block in fill(tier, c):
+        tier.remove(block)
+    tier.add(RamBlock(NS, c.hashes[0], c.parent(0), 0), {Part.KV: bytes(250)}, save=False)
+    assert tier.used_bytes + tier._pool.free_bytes <= 300
