@@ -1,0 +1,159 @@
+"""``spillcache serve``: a listening socket, the service behind it, and an orderly end.
+
+The socket is bound before the model loads, so that a port in use is told at once; requests get 503
+until it is loaded. The first SIGTERM or SIGINT drains, saves and exits 0; a second exits at once.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import uvicorn
+
+from spillcache.config import Settings
+from spillcache.serve.app import create_app
+from spillcache.serve.door import Door
+from spillcache.serve.listen_socket import BACKLOG, bind_socket, socket_url
+from spillcache.serve.service import Service
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_POLL_S = 0.02
+_CLOSE_S = 2.0
+"""How long clients may take to read the rest of their answers once everything else is done."""
+
+
+def run_server(
+    settings: Settings,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+    make_service: Callable[[Settings], Door] = Service,
+) -> int:
+    """Serve until a signal comes; returns the exit code.
+
+    0 after an orderly end, 1 when the model could not be loaded (said on stderr, in a line).
+    ``on_ready`` is called with the server's URL once it answers. Raises ConfigError when the
+    address can't be used. Call it on the main thread: signals arrive nowhere else.
+    """
+    sock = bind_socket(settings.serve)
+    with contextlib.closing(sock):
+        run = _Run(make_service(settings), sock, on_ready)
+        with run.signals_handled():
+            return asyncio.run(run.serve())
+
+
+class _QuietServer(uvicorn.Server):
+    """uvicorn without its signal handlers: ``_Run`` has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Run:
+    """One run of the server. All on the main thread; ``stop`` of the service in a worker thread."""
+
+    def __init__(
+        self, service: Door, sock: socket.socket, on_ready: Callable[[str], None] | None
+    ) -> None:
+        self._service = service
+        self._socket = sock
+        self._on_ready = on_ready
+        self._url = socket_url(sock)
+        self._signalled = False
+        self._stop = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @contextlib.contextmanager
+    def signals_handled(self) -> Iterator[None]:
+        """Route the signals here; put back what was there afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if self._signalled:
+            # At once, whatever hangs: no clean-up, no thread is waited for.
+            os.write(2, b"spillcache: stopped at once\n")
+            os._exit(128 + number)
+        self._signalled = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    async def serve(self) -> int:
+        """Load, serve, stop; returns the exit code."""
+        self._loop = asyncio.get_running_loop()
+        if self._signalled:
+            return 0
+        server = _QuietServer(_uvicorn_config(self._service))
+        self._service.start()
+        serving = asyncio.create_task(server.serve(sockets=[self._socket]))
+        # It ends before it is told to only by an error, which ``_end`` then raises.
+        serving.add_done_callback(lambda _: self._stop.set())
+        failure = None
+        try:
+            if await self._loaded():
+                self._tell_ready()
+                await self._stop.wait()
+            failure = self._service.failure
+        finally:
+            server.should_exit = True
+            await asyncio.to_thread(self._service.stop, _say)
+            await _end(server, serving)
+        if failure is None:
+            return 0
+        _say(f"error: {failure}")
+        return 1
+
+    async def _loaded(self) -> bool:
+        """Wait for the model; False when a signal came first, or it failed."""
+        while self._service.state == "loading" and not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), _POLL_S)
+        return self._service.state == "ready" and not self._stop.is_set()
+
+    def _tell_ready(self) -> None:
+        _say(f"listening on {self._url}")
+        if self._on_ready is not None:
+            self._on_ready(self._url)
+
+
+def _uvicorn_config(service: Door) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(service),
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+    )
+
+
+async def _end(server: _QuietServer, serving: asyncio.Task[None]) -> None:
+    """Let uvicorn close its connections; a client that does not read is cut."""
+    done, _ = await asyncio.wait([serving], timeout=_CLOSE_S)
+    if not done:
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
+    await serving
+
+
+def _say(line: str) -> None:
+    """A line for the person at the terminal; any thread."""
+    print(f"spillcache: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,214 @@
+"""The server as a process: ready, loading, failing, stopping, and stopping at once."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_service import wait_until
+from server_script import make_service, settings
+
+from spillcache.config import ServeConfig
+from spillcache.errors import ConfigError
+from spillcache.serve import server as server_module
+from spillcache.serve.listen_socket import bind_socket
+from spillcache.serve.server import run_server
+
+SCRIPT = Path(__file__).with_name("server_script.py")
+STREAM = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
+
+
+class Visitor(threading.Thread):
+    """Does something with a ready server from another thread, then signals this process."""
+
+    def __init__(self, visit=lambda url: None, number=signal.SIGTERM):
+        super().__init__(daemon=True)
+        self.visit, self.number, self.url, self.result = visit, number, "", None
+
+    def __call__(self, url):
+        self.url = url
+        self.start()
+
+    def run(self):
+        try:
+            self.result = self.visit(self.url)
+        finally:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_signal_ends_it_in_order(capfd, number):
+    before = signal.getsignal(number)
+    visitor = Visitor(lambda url: httpx.get(f"{url}/health"), number)
+    assert run_server(settings(), on_ready=visitor, make_service=make_service("quick")) == 0
+    assert signal.getsignal(number) == before
+    visitor.join(5)
+    assert visitor.result.status_code == 200
+    assert "server" not in visitor.result.headers
+    assert capfd.readouterr().err.splitlines() == [
+        f"spillcache: listening on {visitor.url}",
+        "spillcache: saving 1 of 2",
+        "spillcache: saving 2 of 2",
+    ]
+
+
+def test_a_running_stream_ends_properly(capfd):
+    service = make_service("quick", hold_at=2)(settings())
+    lines = []
+
+    def read(url):
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=STREAM) as response:
+            lines.extend(response.iter_lines())
+
+    def visit(url):
+        reader = threading.Thread(target=read, args=(url,))
+        reader.start()
+        assert wait_until(lambda: len(lines) >= 4)  # the head and the first piece
+        return reader
+
+    visitor = Visitor(visit)
+    assert run_server(settings(), on_ready=visitor, make_service=lambda _: service) == 0
+    visitor.result.join(5)
+    assert lines[-2:] == ["data: [DONE]", ""]
+    capfd.readouterr()
+
+
+def test_a_client_that_does_not_read_is_cut(monkeypatch, capfd):
+    monkeypatch.setattr(server_module, "_CLOSE_S", 0.3)
+    service = make_service("quick", texts=["x" * 1_000_000] * 50)(settings())
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+
+    def visit(url):
+        host, port = url.removeprefix("http://").split(":")
+        client.connect((host, int(port)))
+        body = b'{"prompt": "x", "stream": true}'
+        head = b"POST /completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        client.sendall(head + body)
+        assert wait_until(lambda: service.requests)
+
+    start = time.monotonic()
+    assert run_server(settings(), on_ready=Visitor(visit), make_service=lambda _: service) == 0
+    assert time.monotonic() - start < 5
+    client.close()
+    capfd.readouterr()
+
+
+def test_a_model_that_can_not_be_loaded(capfd):
+    assert run_server(settings(), make_service=make_service("failing")) == 1
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[-1] == "spillcache: error: no such file: model.gguf"
+    assert not any("listening" in line for line in lines)
+
+
+def test_while_loading_it_answers_503_and_stops_on_a_signal(capfd):
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+
+    def visit(_):
+        wait_until(lambda: _status(f"{url}/health") == 503)
+        response = httpx.get(f"{url}/health")
+        asked = httpx.post(f"{url}/v1/chat/completions", json=STREAM)
+        return response, asked
+
+    visitor = Visitor(visit)
+    visitor.start()
+    assert run_server(settings(port), make_service=make_service("loading")) == 0
+    visitor.join(5)
+    response, asked = visitor.result
+    assert response.json()["error"]["message"] == "Loading model"
+    assert (asked.status_code, asked.headers["retry-after"]) == (503, "1")
+    assert "listening" not in capfd.readouterr().err
+
+
+def test_a_signal_before_anything_has_begun():
+    service = make_service("quick")(settings())
+    with bind_socket(ServeConfig(port=0)) as sock:
+        run = server_module._Run(service, sock, None)
+        with run.signals_handled():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert asyncio.run(run.serve()) == 0
+    assert service.state == "loading"
+
+
+def test_off_the_main_thread_it_runs_without_signals(capfd):
+    codes = []
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(
+        target=lambda: codes.append(run_server(settings(), make_service=make_service("failing")))
+    )
+    thread.start()
+    thread.join(10)
+    assert codes == [1]
+    assert signal.getsignal(signal.SIGTERM) == before
+    capfd.readouterr()
+
+
+def test_a_port_in_use():
+    with bind_socket(ServeConfig(port=0)) as sock:
+        port = sock.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} is in use"):
+            run_server(settings(port), make_service=make_service("quick"))
+
+
+def test_an_error_of_the_http_server_is_raised(monkeypatch, capfd):
+    async def broken(self, sockets):
+        raise RuntimeError("no server today")
+
+    monkeypatch.setattr(server_module._QuietServer, "serve", broken)
+    with pytest.raises(RuntimeError, match="no server today"):
+        run_server(settings(), make_service=make_service("quick"))
+    capfd.readouterr()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(number):
+    port = _free_port()
+    command = [sys.executable, str(SCRIPT), "stubborn", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert (
+                process.stderr.readline() == f"spillcache: listening on http://127.0.0.1:{port}\n"
+            )
+            process.send_signal(number)
+            assert process.stderr.readline() == "spillcache: saving 1 of 2\n"
+            process.send_signal(number)
+            start = time.monotonic()
+            assert process.wait(10) == 128 + number
+            assert time.monotonic() - start < 2
+            assert process.stderr.read() == "spillcache: stopped at once\n"
+        finally:
+            process.kill()
+
+
+def test_a_process_exits_0_on_sigterm():
+    command = [sys.executable, str(SCRIPT), "quick", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr.readline().startswith(
+                "spillcache: listening on http://127.0.0.1:"
+            )
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
+            assert process.stderr.read().endswith("spillcache: saving 2 of 2\n")
+        finally:
+            process.kill()
+
+
+def _free_port():
+    with bind_socket(ServeConfig(port=0)) as sock:
+        return sock.getsockname()[1]
+
+
+def _status(url):
+    try:
+        return httpx.get(url).status_code
+    except httpx.TransportError:
+        return None
