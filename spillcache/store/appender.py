@@ -4,6 +4,7 @@ cache.
 Not thread-safe: the writer holds its lock around every call.
 """
 
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spillcache.config import MIB
+from spillcache.errors import StoreError
 from spillcache.state import Buffer
 from spillcache.store.buffers import AlignedBuffer, BufferPool
 from spillcache.store.files import Files, write_fully
@@ -18,6 +20,8 @@ from spillcache.store.format import PAGE_BYTES, SegmentHeader, padded
 from spillcache.store.segments import Segments
 
 _STAGING_BYTES = 8 * MIB
+
+log = logging.getLogger("spillcache.store")
 
 
 @dataclass(slots=True)
@@ -69,7 +73,7 @@ class Appender:
                 self._write([(header,)], 0)
                 self._files.sync_directory(self._segments.directory)
             except OSError:
-                self.seal()
+                self.abandon()
                 raise
         return self._own.segment
 
@@ -77,8 +81,8 @@ class Appender:
         """Write records (each given in pieces, padded here) and wait until they are on the device:
         their offsets.
 
-        Nothing names them until ``keep`` is told. On an error the caller must ``seal``: what is on
-        the device is unknown.
+        Nothing names them until ``keep`` is told. On an error the caller must ``abandon``: what is
+        on the device is unknown.
         """
         own = self._require()
         return self._write(records, own.end)
@@ -124,6 +128,13 @@ class Appender:
         own, self._own = self._own, None
         if own is not None:
             self._segments.seal(own.segment, own.fd)
+
+    def abandon(self) -> None:
+        """As ``seal``, after an error; what fails now is logged and made good at the next open."""
+        try:
+            self.seal()
+        except (StoreError, OSError) as error:
+            log.warning("a segment was not sealed: %s", error)
 
 
 class _Staging:

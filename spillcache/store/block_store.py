@@ -102,10 +102,9 @@ class BlockStore:
         ranks or payloads that can't be.
         """
         store = self._store()
-        try:
-            return store.writer.put(namespace, objects)
-        finally:
-            store.measure()
+        result = store.writer.put(namespace, objects)
+        store.measure()
+        return result
 
     def find(
         self, namespace_id: bytes, blocks: Sequence[BlockHash], parts: Sequence[Part]

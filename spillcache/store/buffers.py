@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 HUGE_PAGE_BYTES = 2 << 20
+_PAGE_BYTES = 4096
+_LOOSEST_FIT = 4
 
 Bytes = NDArray[np.uint8]
 
@@ -61,10 +63,19 @@ class BufferPool:
         """
         size = rounded(size_bytes)
         with self._lock:
-            for at, buffer in enumerate(self._free):
-                if buffer.size == size:
-                    return self._free.pop(at)
+            fitting = [b for b in self._free if size <= b.size <= _LOOSEST_FIT * size]
+            if fitting:
+                best = min(fitting, key=lambda buffer: buffer.size)
+                self._free.remove(best)
+                return best
         return AlignedBuffer(size)
+
+    def warm(self, count: int, size_bytes: int) -> None:
+        """Fault in the pages of ``count`` buffers, which takes about a millisecond per MiB."""
+        buffers = [self.take(size_bytes) for _ in range(count)]
+        for buffer in buffers:
+            buffer.array[::_PAGE_BYTES] = 0
+            self.give(buffer)
 
     def give(self, buffer: AlignedBuffer) -> None:
         """Take a buffer back; nobody else may hold a view of it."""

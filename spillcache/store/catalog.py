@@ -35,6 +35,7 @@ DATABASES = (
     "freeing",
 )
 _META_KEY = b"meta"
+_KNOWN_PARTS = frozenset(Part)
 
 
 class Place(NamedTuple):
@@ -336,6 +337,7 @@ class Catalog:
             return {
                 (key[:-1], Part(key[-1])): PartUsage.unpack(value)
                 for key, value in cursor.iternext()
+                if key[-1] in _KNOWN_PARTS
             }
 
     def note(self, key: bytes) -> bytes | None:

@@ -87,8 +87,9 @@ def open_location(path: Path, quota_bytes: int | None, mounts: Path = _MOUNTS) -
         _check_filesystem(path, mounts)
         _check_directory(path)
         location = _read_settings(path) or _create(path, quota_bytes or DEFAULT_QUOTA_BYTES)
-        for each in (location.index, location.segments, location.quarantine):
-            _make_directory(each)
+        rooms = (location.index, location.segments, location.quarantine)
+        if any([_make_directory(each) for each in rooms]):
+            _sync(path)
         return _with_quota(location, quota_bytes)
     except OSError as error:
         raise _location_error(path, error) from error
@@ -154,7 +155,7 @@ def _check_directory(path: Path) -> None:
         raise StoreLocationError(f"{path} can't be written to; choose a writable directory")
 
 
-def _make_directory(path: Path) -> None:
+def _make_directory(path: Path) -> bool:
     """Make a directory that only its owner can enter, whatever the umask; one that is there is
     narrowed to that.
     """
@@ -166,9 +167,11 @@ def _make_directory(path: Path) -> None:
             raise StoreFormatError(
                 f"{path} should be a directory of the store, but is not"
             ) from None
-        if stat.S_IMODE(found.st_mode) == DIRECTORY_MODE:
-            return
+        if stat.S_IMODE(found.st_mode) != DIRECTORY_MODE:
+            path.chmod(DIRECTORY_MODE)
+        return False
     path.chmod(DIRECTORY_MODE)
+    return True
 
 
 def _location_error(path: Path, error: OSError) -> StoreError:

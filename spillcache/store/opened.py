@@ -27,6 +27,7 @@ from spillcache.store.view import opening
 from spillcache.store.writer import Writer
 
 _POOL_BYTES = 64 * MIB
+_WARM_BUFFERS, _WARM_BYTES = 4, 4 * MIB
 
 log = logging.getLogger("spillcache.store")
 
@@ -87,6 +88,8 @@ class OpenStore:
             raise
 
     def _recover(self) -> None:
+        # The first restore after a start is the one that counts: it must not wait for fresh pages.
+        self.pool.warm(_WARM_BUFFERS, _WARM_BYTES)
         page = self.pool.take(PAGE_BYTES)
         try:
             self.files.probe(self.location.path / SETTINGS, page.view[:PAGE_BYTES])

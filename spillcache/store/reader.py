@@ -159,7 +159,7 @@ def plan_runs(entries: Sequence[Entry]) -> list[Run]:
     soon.
     """
     total = sum(entry.record_bytes for entry in entries)
-    share = total // (2 * READ_THREADS)
+    share = total // (4 * READ_THREADS)
     usual = min(max(share, _SHORTEST_READ_BYTES), _LONGEST_READ_BYTES)
     runs: list[Run] = []
     for entry in entries:

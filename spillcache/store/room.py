@@ -161,14 +161,14 @@ class Room:
         fresh.
         """
         if not self._recent:
-            self._fresh_after = clock - 1
+            self._fresh_after = clock
         self._recent.append((clock, written_bytes))
         self._recent_bytes += written_bytes
         while (
             len(self._recent) > 1 and self._recent_bytes > self.limits.quota_bytes // _FRESH_SHARE
         ):
-            self._fresh_after, oldest_bytes = self._recent.popleft()
-            self._recent_bytes -= oldest_bytes
+            self._recent_bytes -= self._recent.popleft()[1]
+            self._fresh_after = self._recent[0][0]
 
     def shrink(self) -> None:
         """Evict until the store is within its limits, as far as that is possible."""

@@ -202,7 +202,7 @@ class Writer:
                     self._append(namespace, fitting, tally)
                 break
             except OSError as error:
-                self._appender.seal()
+                self._appender.abandon()
                 if not is_no_space(error) or not retries:
                     raise
                 freed = self._room.make_free(_sizes(group), spared.__contains__)
@@ -245,7 +245,7 @@ class Writer:
             end = offsets[-1] + group[-1].size
             done = self._commit(namespace, segment, group, offsets=offsets, need=need, end=end)
         except BaseException:
-            self._appender.seal()
+            self._appender.abandon()
             raise
         self._appender.keep(end)
         self._appender.noted(namespace.id)
