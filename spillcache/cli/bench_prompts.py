@@ -37,7 +37,7 @@ class PromptMaker:
         return tokens[:length]
 
     def _next_marker(self) -> str:
-        for marker in _MARKERS.split():
+        for marker in [*_MARKERS.split(), *_WORDS.title().split()]:
             first = self._tokenize(marker)[0]
             if first not in self._used:
                 self._used.add(first)

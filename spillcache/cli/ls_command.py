@@ -13,9 +13,7 @@ from spillcache.errors import ConfigError
 from spillcache.namespace import FieldValue
 
 if TYPE_CHECKING:
-    from spillcache.store.block_store import NamespaceInfo, Usage
-
-_NS = 1_000_000_000
+    from spillcache.store.objects import NamespaceInfo, Usage
 
 
 def ls(
@@ -66,8 +64,8 @@ def _namespace(info: "NamespaceInfo", now: float) -> dict[str, Any]:
         "raw_bytes": info.raw_bytes,
         "stored_bytes": info.stored_bytes,
         "parts": {part.name.lower(): count for part, count in info.parts.items()},
-        "created_age_s": round(max(0.0, now - info.created_ns / _NS), 1),
-        "last_used_age_s": round(max(0.0, now - info.last_used_ns / _NS), 1),
+        "created_age_s": round(max(0.0, now - info.created), 1),
+        "last_used_age_s": round(max(0.0, now - info.last_used), 1),
     }
 
 
@@ -90,13 +88,13 @@ def _print_tables(path: Path, namespaces: "list[NamespaceInfo]", usage: "Usage")
             format_size(info.stored_bytes),
             format_size(info.raw_bytes),
             " ".join(f"{part.name.lower()}:{count:,}" for part, count in info.parts.items()),
-            _age(now - info.last_used_ns / _NS),
-            _age(now - info.created_ns / _NS),
+            _age(now - info.last_used),
+            _age(now - info.created),
         )
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     console.print(
         f"{path}: {format_size(usage.allocated_bytes)} of {format_size(usage.quota_bytes)}, "
-        f"{usage.segments:,} segments, {format_size(usage.free_bytes)} free on the filesystem",
+        f"segments: {usage.segments:,}, {format_size(usage.free_bytes)} free on the filesystem",
         soft_wrap=True,
     )
     if not namespaces:
