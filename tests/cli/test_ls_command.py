@@ -85,8 +85,8 @@ def test_people_get_tables(cli: Any, filled: BlockStore, directory: Path) -> Non
         assert f"{directory}: " in ended.out
         assert " of 1.0 GiB" in ended.out
         (row,) = [line for line in ended.out.splitlines() if line.startswith(f"{RED.id.hex()} ")]
-        words = r"\s+3\s+5\.9 KiB\s+5\.9 KiB\s+kv:3 window:3\s+\d+ s ago\s+\d+ s ago"
-        assert re.fullmatch(RED.id.hex() + words, row)
+        cells = r"\s+3\s+5\.9 KiB\s+5\.9 KiB\s+kv:3 window:3\s+\d+ s ago\s+\d+ s ago"
+        assert re.fullmatch(RED.id.hex() + cells, row)
         assert (
             f"{RED.id.hex()}: engine=test flash=True model_0=000102030405… tag=[red]" in ended.out
         )
