@@ -161,8 +161,10 @@ class Scheduler:
                 self._step()
             except Exception as error:  # a bug fails the requests at hand, not the server
                 log.exception("the scheduler met a bug; running requests fail, the server goes on")
-                self._fail_all(EngineError(f"internal error: {type(error).__name__}"))
-        self._fail_all(NotReady("the server stopped before the answer was complete"))
+                self._fail_running(EngineError(f"internal error: {type(error).__name__}"))
+        stopped = NotReady("the server stopped before the answer was complete")
+        self._fail_running(stopped)
+        self._fail_queued(stopped)
 
     def _has_work(self) -> bool:
         return bool(self._queue or self.busy() or self._stopping or self._attaching)
@@ -178,11 +180,10 @@ class Scheduler:
     def _in(self, phase: Phase) -> list[Slot]:
         return [slot for slot in self._slots if slot.phase is phase]
 
-    def _fail_all(self, error: SpillcacheError) -> None:
+    def _fail_running(self, error: SpillcacheError) -> None:
         for slot in self._slots:
             if slot.job is not None:
                 self._fail(slot, error)
-        self._fail_queued(error)
 
     def _fail_queued(self, error: SpillcacheError) -> None:
         while (job := self._next_job()) is not None:
@@ -211,7 +212,7 @@ class Scheduler:
     # Admission.
 
     def _admit(self) -> None:
-        while self._in(Phase.IDLE):
+        while self._in(Phase.IDLE) and self._next_fits():
             job = self._next_job()
             if job is None:
                 return
@@ -219,6 +220,18 @@ class Scheduler:
                 job.close()
             else:
                 self._begin(job)
+
+    def _next_fits(self) -> bool:
+        """Whether the next prompt, and a block's growth of every answer, fit beside what runs."""
+        with self._wake:
+            job = self._queue[0] if self._queue else None
+        chains = [slot.chain for slot in self._slots if slot.job is not None and slot.chain]
+        if job is None or not chains:
+            return True
+        growth = (len(chains) + 1) * self._engine.geometry.block_tokens
+        held = sum(len(chain) for chain in chains)
+        tokens = len(job.request.tokens) + len(job.answer)
+        return held + tokens + growth <= self._engine.limits.context_tokens
 
     def _begin(self, job: Job) -> None:
         """Give ``job`` a slot: live, forked from another slot, restored, or cold, whichever saves

@@ -1,0 +1,400 @@
+"""The scheduler over the real engine and tiers, on tiny models."""
+
+import queue
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models import ModelShelf
+from stack import GREEDY, Stack, collect, prompt
+
+from spillcache.config import EngineConfig
+from spillcache.engine.base import Chunk
+from spillcache.engine.llama_engine import LlamaEngine
+from spillcache.errors import (
+    ContextFullError,
+    DecodeError,
+    EngineError,
+    NotReady,
+    Overloaded,
+    PromptTooLong,
+    RequestError,
+    StateRejected,
+)
+from spillcache.metrics import Metrics
+from spillcache.serve import restorer
+from spillcache.serve.job import DoneEvent, ErrorEvent, Event, GenerationRequest, TextEvent
+from spillcache.serve.scheduler import Scheduler
+from spillcache.serve.slots import Phase
+
+
+@pytest.fixture
+def stack(gguf_model: ModelShelf, tmp_path: Path) -> Any:
+    with Stack(gguf_model("llama"), tmp_path / "d", slots=2) as running:
+        yield running
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, "timed out"
+        time.sleep(0.005)
+
+
+def first_token(events: "queue.Queue[Event]") -> None:
+    assert isinstance(events.get(timeout=60), TextEvent)
+
+
+def request(tokens: list[int], steps: int = 4) -> GenerationRequest:
+    return GenerationRequest(np.asarray(tokens, np.uint32), steps, GREEDY)
+
+
+# What comes back.
+
+
+def test_an_answer_has_its_tokens_usage_and_timings(stack: Stack) -> None:
+    answer = stack.answer(prompt(300), 10)
+    assert len(answer.tokens) == 10
+    assert answer.done is not None
+    assert answer.done.reason == "length"
+    assert (answer.done.usage.prompt, answer.done.usage.generated) == (300, 10)
+    timings = answer.done.timings
+    assert timings.prompt_ms > 0
+    assert timings.predicted_ms > 0
+    assert timings.restored_bytes == 0
+    assert stack.metrics.registry.get_sample_value(
+        "spillcache_prompt_tokens_total", {"source": "computed"}
+    ) == 300  # fmt: skip
+
+
+def test_a_stop_string_ends_the_answer(stack: Stack) -> None:
+    free = stack.answer(prompt(100), 32)
+    at = next(i for i in range(4, len(free.text)) if free.text[i] not in free.text[:i])
+    cut = stack.answer(prompt(100), 32, stop=(free.text[at],))
+    assert cut.text == free.text[:at]
+    assert cut.done is not None
+    assert cut.done.reason == "stop"
+    assert cut.done.stop_string == free.text[at]
+
+
+def test_many_at_once_are_all_answered_as_alone(gguf_model: ModelShelf) -> None:
+    prompts = [prompt(70 + 90 * i, seed=i) for i in range(7)]
+    with Stack(gguf_model("llama"), None, ram=False) as alone:
+        want = [alone.answer(p, 4).logits for p in prompts]
+    with Stack(gguf_model("llama"), None, slots=3) as stack:
+        answers = [stack.submit(p, 4) for p in prompts]
+        done = [collect(events) for events in answers]
+        assert [len(a.tokens) for a in done] == [4] * 7
+        # Beside other sequences the bits may differ, the meaning may not.
+        assert {sequence for sequence, _ in stack.engine.rows} == {0, 1, 2}
+        got = [stack.answer(p, 4).logits for p in prompts]
+    for cold, warm in zip(want, got, strict=True):
+        assert cold is not None
+        assert warm is not None
+        assert np.abs(cold[0] - warm[0]).max() < 0.05 * np.abs(cold[0]).max()
+
+
+def test_a_conversation_goes_on_live(stack: Stack) -> None:
+    first = stack.answer(prompt(200), 30)
+    turn = prompt(200) + first.tokens + prompt(40, seed=3)
+    assert stack.answer(turn, 4).cached == {"live": 229}, "all but the last sampled token"
+
+
+def test_another_slots_prefix_is_forked_and_stays_live(stack: Stack) -> None:
+    system = prompt(640)
+    long = stack.answer(system + prompt(900, seed=4), 4)
+    branch = stack.answer(system + prompt(50, seed=5), 4)
+    assert long.cached == {}
+    assert branch.cached == {"live": 640}
+    again = stack.answer(system + prompt(900, seed=4) + long.tokens + [7], 4)
+    assert again.cached == {"live": 640 + 900 + 3}
+
+
+def test_two_alternating_conversations_both_stay_cached(gguf_model: ModelShelf) -> None:
+    a, b = prompt(500, seed=1), prompt(500, seed=2)
+    with Stack(gguf_model("llama"), None) as stack:
+        stack.answer(a)
+        stack.answer(b)
+        for _ in range(3):
+            assert stack.answer(a).cached == {"ram": 448}
+            assert stack.answer(b).cached == {"ram": 448}
+
+
+# What the client may ask of the cache.
+
+
+def test_cache_prompt_false_neither_reads_nor_stores(stack: Stack) -> None:
+    assert stack.cache is not None
+    stack.answer(prompt(300), cache_prompt=False)
+    assert stack.cache.status()["blocks"] == 0
+    stack.answer(prompt(300))
+    assert stack.answer(prompt(300), cache_prompt=False).cached == {}
+
+
+def test_cache_store_false_reads_but_stores_nothing(stack: Stack) -> None:
+    assert stack.cache is not None
+    stack.answer(prompt(300))
+    blocks = stack.cache.status()["blocks"]
+    side = prompt(300) + prompt(200, seed=8)
+    assert stack.answer(side, cache_store=False).cached == {"live": 256}
+    assert stack.cache.status()["blocks"] == blocks
+
+
+def test_a_salt_separates_tenants(gguf_model: ModelShelf, tmp_path: Path) -> None:
+    with Stack(gguf_model("llama"), tmp_path / "d") as stack:
+        stack.answer(prompt(300), salt=b"one")
+        assert stack.answer(prompt(300), salt=b"two").cached == {}
+        assert stack.answer(prompt(300), salt=b"one").cached == {"ram": 256}
+    with Stack(gguf_model("llama"), tmp_path / "d") as stack:
+        assert stack.answer(prompt(300)).cached == {}
+        assert stack.answer(prompt(300), salt=b"two").cached == {"disk": 256}
+
+
+# Refusals.
+
+
+def test_requests_that_can_not_be_served_are_refused(stack: Stack) -> None:
+    for tokens, error in (
+        ([], RequestError),
+        ([512], RequestError),
+        (prompt(4096), PromptTooLong),
+    ):
+        with pytest.raises(error):
+            stack.scheduler.submit(request(tokens), lambda _: None)
+
+
+def test_a_full_queue_refuses(gguf_model: ModelShelf) -> None:
+    engine = LlamaEngine(EngineConfig(gguf_model("llama"), context_tokens=1024))
+    scheduler = Scheduler(engine, Metrics(), queue_limit=2)  # not started: nothing leaves it
+    for _ in range(2):
+        scheduler.submit(request([5]), lambda _: None)
+    with pytest.raises(Overloaded):
+        scheduler.submit(request([5]), lambda _: None)
+    scheduler.stop(0)
+    with pytest.raises(NotReady):
+        scheduler.submit(request([5]), lambda _: None)
+    engine.close()
+
+
+# Cancellation and the end.
+
+
+def test_a_cancelled_answer_stops_and_its_slot_stays_live(stack: Stack) -> None:
+    events: queue.Queue[Event] = queue.Queue()
+    ticket = stack.scheduler.submit(request(prompt(300), 3000), events.put)
+    first_token(events)
+    ticket.cancel()
+    ticket.cancel()
+    wait_for(lambda: stack.scheduler.busy() == 0)
+    while not events.empty():
+        assert isinstance(events.get(), TextEvent)
+    assert stack.answer(prompt(300) + prompt(9, seed=2)).cached["live"] >= 256
+
+
+def test_a_cancelled_request_in_the_queue_is_never_begun(stack: Stack) -> None:
+    running = [stack.submit(prompt(100, seed=i), 400) for i in range(2)]
+    events: queue.Queue[Event] = queue.Queue()
+    ticket = stack.scheduler.submit(request(prompt(100), 4), events.put)
+    ticket.cancel()
+    for answer in running:
+        assert len(collect(answer).tokens) == 400
+    assert stack.answer(prompt(64, seed=9)).done is not None
+    assert events.empty()
+
+
+def test_stop_lets_running_answers_end_and_refuses_the_rest(stack: Stack) -> None:
+    running = [stack.submit(prompt(100, seed=i), 300) for i in range(2)]
+    for answer in running:
+        first_token(answer)
+    waiting = stack.submit(prompt(50), 4)
+    stack.scheduler.stop(drain_s=60)
+    for answer in running:
+        assert len(collect(answer).tokens) == 299
+    refused = waiting.get(timeout=5)
+    assert isinstance(refused, ErrorEvent)
+    assert isinstance(refused.error, NotReady)
+
+
+def test_stop_cuts_answers_that_take_too_long(stack: Stack) -> None:
+    running = stack.submit(prompt(100), 3900)
+    first_token(running)
+    stack.scheduler.stop(drain_s=0)
+    *_, last = list(running.queue)
+    assert isinstance(last, ErrorEvent)
+    assert isinstance(last.error, NotReady)
+    assert not stack.scheduler.alive
+
+
+# A full context.
+
+
+def test_an_answer_ends_where_the_context_does(gguf_model: ModelShelf) -> None:
+    with Stack(gguf_model("llama"), None, context_tokens=256) as stack:
+        answer = stack.answer(prompt(200), 1000)
+        assert answer.done is not None
+        assert answer.done.reason == "length"
+        assert len(answer.tokens) == 57, "256 cells, and one token that is not decoded"
+
+
+def test_idle_conversations_give_way(gguf_model: ModelShelf) -> None:
+    with Stack(gguf_model("llama"), None, context_tokens=1024, slots=3) as stack:
+        for seed in range(3):
+            stack.answer(prompt(300, seed=seed), 2)
+        assert len(stack.answer(prompt(700, seed=9), 100).tokens) == 100
+        assert stack.answer(prompt(300, seed=0), 2).cached["ram"] == 256
+
+
+def test_the_youngest_gives_way_and_is_taken_up_again(gguf_model: ModelShelf) -> None:
+    with Stack(gguf_model("llama"), None, context_tokens=1024, slots=2) as stack:
+        old = stack.submit(prompt(300, seed=1), 500)
+        first_token(old)
+        young = stack.submit(prompt(300, seed=2), 500)
+        assert len(collect(old).tokens) == 499
+        answer = collect(young)
+        assert len(answer.tokens) == 500
+        assert answer.done is not None
+        assert answer.done.usage.prompt == 300
+        assert answer.done.usage.generated == 500
+
+
+# Faults.
+
+
+def test_a_failed_decode_fails_its_requests_only(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = stack.engine.decode
+
+    def broken(chunks: list[Chunk]) -> None:
+        decode(chunks)
+        raise DecodeError("llama_decode failed with code -3")
+
+    monkeypatch.setattr(stack.engine, "decode", broken)
+    with pytest.raises(DecodeError):
+        stack.answer(prompt(300))
+    monkeypatch.setattr(stack.engine, "decode", decode)
+    assert stack.answer(prompt(300)).done is not None
+    assert stack.metrics.registry.get_sample_value(
+        "spillcache_errors_total", {"code": "ENGINE_DECODE"}
+    ) == 1  # fmt: skip
+
+
+def test_a_context_that_stays_full_fails_the_prompt(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(chunks: list[Chunk]) -> None:
+        raise ContextFullError("full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stack.engine, "decode", full)
+        with pytest.raises(ContextFullError):
+            stack.answer(prompt(300))
+    assert stack.answer(prompt(300)).done is not None
+
+
+def test_a_bug_fails_the_requests_at_hand_not_the_server(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(stack.engine, "sampler", None)
+        with pytest.raises(EngineError, match="internal error: TypeError"):
+            stack.answer(prompt(300))
+    assert stack.answer(prompt(300)).done is not None
+
+
+def test_a_block_that_can_not_be_exported_is_not_kept(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise StateRejected("no")
+
+    monkeypatch.setattr(stack.engine, "export", refuse)
+    assert len(stack.answer(prompt(300)).tokens) == 8
+    assert stack.cache is not None
+    assert stack.cache.status()["blocks"] == 0
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+def test_a_restore_that_the_engine_refuses_is_tried_shorter_then_cold(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    with Stack(gguf_model("llama"), None, ram=False) as stack:
+        cold = stack.answer(prompt(640), 16)
+    with Stack(gguf_model("llama"), tmp_path / "d") as stack:
+        stack.answer(prompt(640), 1)
+    with Stack(gguf_model("llama"), tmp_path / "d") as stack:
+        left = [failures]
+        import_ = stack.engine.import_
+
+        def fail(sequence: int, block: int, state: Any) -> None:
+            import_(sequence, block, state)
+            if block == 5 - (failures - left[0]) and left[0]:
+                left[0] -= 1
+                raise StateRejected("half-written state stays behind")
+
+        monkeypatch.setattr(stack.engine, "import_", fail)
+        warm = stack.answer(prompt(640), 16)
+        assert left == [0]
+        assert warm.cached == ({"disk": 5 * 64} if failures == 1 else {})
+    assert warm.tokens == cold.tokens
+    assert np.array_equal(warm.logits, cold.logits)
+
+
+def test_a_restore_whose_blocks_do_not_come_is_given_up(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Stack(gguf_model("llama"), tmp_path / "d") as stack:
+        cold = stack.answer(prompt(640), 16)
+    monkeypatch.setattr(restorer, "LATE_S", 0.05)
+    with Stack(gguf_model("llama"), tmp_path / "d") as stack:
+        assert stack.store is not None
+        read = stack.store.read
+
+        def slow(entries: Any, stop: Callable[[], bool]) -> Any:
+            for payload in read(entries, stop=stop):
+                while payload.entry.block_index >= 3 and not stop():
+                    time.sleep(0.01)
+                yield payload
+
+        monkeypatch.setattr(stack.store, "read", slow)
+        warm = stack.answer(prompt(640), 16)
+        assert warm.cached.get("disk", 0) <= 3 * 64
+    assert np.array_equal(warm.logits, cold.logits)
+
+
+def test_a_client_that_leaves_during_a_restore_frees_everything(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Stack(gguf_model("llama"), tmp_path / "d") as stack:
+        stack.answer(prompt(640), 1)
+    with Stack(gguf_model("llama"), tmp_path / "d") as stack:
+        assert stack.store is not None
+        read = stack.store.read
+
+        def stuck(entries: Any, stop: Callable[[], bool]) -> Any:
+            payloads = read(entries, stop=stop)
+            yield next(payloads)
+            while not stop():
+                time.sleep(0.01)
+            payloads.close()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(stack.store, "read", stuck)
+            ticket = stack.scheduler.submit(request(prompt(640)), lambda _: None)
+            slot = stack.scheduler._slots[0]
+            wait_for(lambda: slot.phase is Phase.RESTORE)
+            ticket.cancel()
+            wait_for(lambda: slot.phase is Phase.IDLE)
+        assert slot.restore is None
+        assert stack.engine.length(0) == 0
+        assert stack.answer(prompt(640), 1).cached == {"disk": 576}
+
+
+def test_before_the_cache_is_attached_requests_are_served_live(gguf_model: ModelShelf) -> None:
+    with Stack(gguf_model("llama"), None, ram=False) as stack:
+        stack.answer(prompt(300))
+        assert stack.answer(prompt(300)).cached == {"live": 256}
+        assert isinstance(stack.answer(prompt(300)).done, DoneEvent)
