@@ -88,7 +88,8 @@ def open_location(path: Path, quota_bytes: int | None, mounts: Path = _MOUNTS) -
         _check_directory(path)
         location = _read_settings(path) or _create(path, quota_bytes or DEFAULT_QUOTA_BYTES)
         rooms = (location.index, location.segments, location.quarantine)
-        if any([_make_directory(each) for each in rooms]):
+        made = [_make_directory(each) for each in rooms]
+        if any(made):
             _sync(path)
         return _with_quota(location, quota_bytes)
     except OSError as error:

@@ -1,0 +1,69 @@
+"""A process that uses a store, for tests that kill it or run it beside others.
+
+    python store_child.py MODE DIR SEED COUNT
+
+``put``: put COUNT chains and print a line after each, when it is durable. ``hold``: put one, print, and wait for ever.
+``dirty``: append records that are never committed, print, and wait. ``churn``: as put, but stops with exit code 0 and
+checks what it reads.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from store_tools import NAMESPACE, OTHER, config, entries, objects, read_all
+
+from spillcache.errors import ObjectMissing
+from spillcache.state import Part
+from spillcache.store.block_store import BlockStore
+
+BLOCKS, SIZE = 6, 60_000
+
+
+def say(word: object) -> None:
+    print(word, flush=True)
+
+
+def put(store: BlockStore, seed: int, count: int) -> None:
+    for each in range(seed, seed + count):
+        store.put(NAMESPACE, objects(each, BLOCKS, SIZE, (Part.KV, Part.WINDOW)))
+        say(each)
+
+
+def hold(store: BlockStore, seed: int, count: int) -> None:
+    put(store, seed, count)
+    time.sleep(600)
+
+
+def dirty(store: BlockStore, seed: int, count: int) -> None:
+    put(store, seed, 1)
+    writer = store._opened.writer
+    wanted = objects(seed + 1, count, SIZE)
+    records = [writer._encode(NAMESPACE.id, item).pieces() for item in wanted]
+    writer._appender.append(records)
+    store._opened.room.reserve(writer._appender.begin(), 1 << 20, 1, lambda _: False)
+    say("appended")
+    time.sleep(600)
+
+
+def churn(store: BlockStore, seed: int, count: int) -> None:
+    namespace = NAMESPACE if seed % 2 else OTHER
+    misses = 0
+    for each in range(seed, seed + count):
+        wanted = objects(each, BLOCKS, SIZE, (Part.KV, Part.WINDOW), namespace)
+        store.put(namespace, wanted)
+        found = entries(store, wanted, namespace)
+        expected = {(o.block, o.part): o.payload for o in wanted}
+        try:
+            for entry, data in zip(found, read_all(store, found), strict=True):
+                assert data == expected[entry.block, entry.part]
+        except ObjectMissing:
+            misses += 1
+    say(f"done {misses}")
+
+
+MODES = {"put": put, "hold": hold, "dirty": dirty, "churn": churn}
+
+if __name__ == "__main__":
+    with BlockStore.open(config(Path(sys.argv[2]))) as opened:
+        MODES[sys.argv[1]](opened, int(sys.argv[3]), int(sys.argv[4]))
