@@ -2,9 +2,9 @@
 
     python store_child.py MODE DIR SEED COUNT
 
-``put``: put COUNT chains and print a line after each, when it is durable. ``hold``: put one, print, and wait for ever.
-``dirty``: append records that are never committed, print, and wait. ``churn``: as put, but stops with exit code 0 and
-checks what it reads.
+``put``: put COUNT chains and print a line after each, when it is durable. ``hold``: the same, then
+wait for ever. ``dirty``: append records that are never committed, print, and wait. ``churn``: put
+COUNT chains, and check what is read back.
 """
 
 import sys

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,9 +32,9 @@ ALL = tuple(Part)
 
 def open_files() -> set[str]:
     names = set()
-    for fd in os.listdir("/proc/self/fd"):
+    for fd in list(Path("/proc/self/fd").iterdir()):
         try:
-            names.add(os.readlink(f"/proc/self/fd/{fd}"))
+            names.add(str(fd.readlink()))
         except FileNotFoundError:
             continue
     return names

@@ -1,5 +1,7 @@
 """Who goes first."""
 
+import contextlib
+
 from store_tools import NAMESPACE, chain, check_all, config, entries, objects, read_all
 
 from spillcache.config import MIB
@@ -25,15 +27,11 @@ def victims(store, need, *, spared=lambda _: False, fresh_after=NEVER_FRESH, see
     def work(catalog):
         evict(catalog, need, spared, fresh_after)
         for block in names:
-            for part in Part:
-                if catalog.has(NAMESPACE.id, block, part):
-                    left.append((block, part))
+            left.extend((block, p) for p in Part if catalog.has(NAMESPACE.id, block, p))
         raise Undo
 
-    try:
+    with contextlib.suppress(Undo):
         store._opened.index.write(work)
-    except Undo:
-        pass
     return sorted((*names[block], part.name) for block, part in before - set(left))
 
 
@@ -63,7 +61,7 @@ def test_a_touch_of_the_deepest_block_keeps_the_chain(store):
 def test_a_shared_prefix_outlives_its_branches(store):
     trunk = objects(1, 4)
     store.put(NAMESPACE, trunk)
-    root, hashes = chain(1, 4)
+    _, hashes = chain(1, 4)
     branch = [type(trunk[0])(block, Part.KV, hashes[1], 2, 4, b"x") for block in chain(9, 3)[1]]
     store.put(NAMESPACE, branch)
     gone = victims(store, 5 * 4096, seeds=(1, 9))

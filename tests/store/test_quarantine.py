@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pytest
 from store_tools import NAMESPACE, config, entries, flip, objects, segment_files
 from test_rows import ENTRY
 
@@ -48,10 +49,8 @@ def test_it_counts_against_the_quota(tmp_path):
         store.put(NAMESPACE, wanted)
         found = entries(store, wanted)
         flip(segment_files(tmp_path)[0], found[3].offset + 1000)
-        try:
+        with pytest.raises(CorruptBlock):
             list(store.read(found[3:]))
-        except CorruptBlock:
-            pass
         with store._opened.index.read() as catalog:
             kept = catalog.meta.quarantined
     assert kept == sum(p.stat().st_blocks * 512 for p in Path(tmp_path, "quarantine").iterdir())

@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from store_tools import (
     NAMESPACE,
@@ -18,6 +19,7 @@ from store_tools import (
     read_all,
     segment_files,
 )
+from test_rows import ENTRY
 
 from spillcache.config import MIB
 from spillcache.errors import CorruptBlock, ObjectMissing, StoreIOError
@@ -97,7 +99,7 @@ def test_damage_anywhere_in_a_record_is_found_and_quarantined(tmp_path, at):
         assert record.stat().st_size == 4096
         assert record.stat().st_mode & 0o777 == 0o600
         assert metrics.registry.get_sample_value("spillcache_corrupt_objects_total") == 1
-        # The chain is shorter; a second read of the stale entry is a miss, not a second corruption.
+        # The chain is shorter; reading the stale entry again is a miss, not another corruption.
         there = store.find(NAMESPACE.id, [o.block for o in wanted], [Part.KV])
         assert [bool(each) for each in there] == [True, False, True]
         with pytest.raises(ObjectMissing):
@@ -117,7 +119,7 @@ def test_damage_in_the_padding_harms_nobody(store):
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
 def test_damage_with_a_right_checksum_is_found_too(tmp_path, codec):
-    """A record that is whole but another's, or lies about its lengths, as a misdirected write leaves it."""
+    """A record that is whole but another's, or lies about itself: a misdirected write."""
     wanted = [replace(o, payload=bytes(o.payload[:50]) * 60) for o in objects(1, 12)]
     with BlockStore.open(config(tmp_path, codec=codec)) as store:
         store.put(NAMESPACE, wanted)
@@ -265,8 +267,6 @@ def test_runs():
 
 
 def entries_of_size(size):
-    from test_rows import ENTRY
-
     return ENTRY._replace(
         stored_bytes=size, raw_bytes=size, codec=0, tail_tokens=0, segment=1, offset=4096
     )
@@ -312,8 +312,6 @@ def test_a_view_made_of_a_payload_outlives_it(store):
 
 
 def test_an_exported_view_outlives_its_payload(store):
-    import numpy as np
-
     wanted = objects(1, 3, 300_000)
     store.put(NAMESPACE, wanted)
     found = entries(store, wanted)

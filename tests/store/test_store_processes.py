@@ -66,7 +66,7 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path, delay_ms):
     said += kill(child)
     seeds = [int(line) for line in said if line.isdecimal()]
     with BlockStore.open(config(tmp_path)) as store:
-        # What was evicted for room is whole chains' ends, oldest first: the last ones must be there.
+        # The oldest may have been evicted for room; the last ones must be there.
         for seed in seeds[-4:]:
             check_all(store, objects(seed, BLOCKS, SIZE, PARTS))
         # One that was not acknowledged may be there: then it is whole.
@@ -150,7 +150,7 @@ def test_inspect_beside_a_writer_in_another_process(tmp_path):
 
 
 def test_two_processes_under_one_quota(tmp_path):
-    """Each writes more than the quota; together they never take more, and neither reads a wrong byte."""
+    """Each writes more than the quota; together they never take more, nor read a wrong byte."""
     children = [start("churn", tmp_path, seed, 110) for seed in (1001, 2002)]
     most = 0
     while any(child.poll() is None for child in children):
@@ -168,7 +168,7 @@ def test_two_processes_under_one_quota(tmp_path):
 
 
 def test_a_dead_process_gives_its_readers_back(tmp_path):
-    """LMDB keeps pages that a reader might see; one that was killed in a read must not count for ever."""
+    """LMDB keeps pages that a reader might see; a killed one must not count for ever."""
     child = start("hold", tmp_path, 5, 1)
     lines_until(child, "5")
     os.kill(child.pid, signal.SIGSTOP)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 from store_tools import NAMESPACE, check_all, config, entries, objects, segment_files
@@ -47,8 +48,8 @@ class FaultyFiles(Files):
         return super().pwrite(fd, buffer[: self.most_bytes], offset)
 
     def used(self, fd) -> int:
-        folder = os.path.dirname(os.readlink(f"/proc/self/fd/{fd}"))
-        return sum(e.stat().st_blocks * 512 for e in os.scandir(folder))
+        folder = Path(f"/proc/self/fd/{fd}").readlink().parent
+        return sum(each.stat().st_blocks * 512 for each in folder.iterdir())
 
     def sync(self, fd):
         self._maybe(self.sync_errors)
