@@ -125,12 +125,14 @@ def bench_restart(
     for length in plan.lengths:
         measured, reads = measure(plan, length)
         rows.append(measured.row())
-    page_cache = _page_cache(reads)
+    filesystem = _filesystem(cache_disk or Path(tempfile.gettempdir()))
+    page_cache = _page_cache(reads, filesystem)
     _print_table(rows, page_cache)
     target = plot or (_DEFAULT_PLOT if can_plot() else None)
     if target is not None:
         _plot(rows, plan, target)
-    print(json.dumps(_report(plan, rows, page_cache)), flush=True)
+    report = _report(plan, rows) | {"page_cache": page_cache, "filesystem": filesystem}
+    print(json.dumps(report), flush=True)
 
 
 def measure(plan: Plan, length: int) -> tuple[Measured, str]:
@@ -189,7 +191,20 @@ def _reads(server: BenchServer) -> str:
     return str(server.health().get("cache", {}).get("disk", {}).get("reads", ""))
 
 
-def _page_cache(reads: str) -> str:
+def _filesystem(directory: Path) -> str:
+    """The type of the filesystem below ``directory``; empty where the platform does not tell."""
+    from spillcache.store.location import filesystem_type  # noqa: PLC0415 — pulls in the store
+
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text()
+    except OSError:
+        return ""
+    return filesystem_type(directory.resolve(), mounts) or ""
+
+
+def _page_cache(reads: str, filesystem: str) -> str:
+    if filesystem in ("tmpfs", "ramfs"):
+        return f"does not matter: {filesystem} is memory; name a disk with --cache-disk"
     if reads == "direct":
         return "bypassed (O_DIRECT)"
     return "dropped before each start (fadvise)"
@@ -212,14 +227,13 @@ def _median(answers: Sequence[Answer]) -> float:
     return statistics.median(answer.ttft_ms for answer in answers)
 
 
-def _report(plan: Plan, rows: list[dict[str, Any]], page_cache: str) -> dict[str, Any]:
+def _report(plan: Plan, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "bench": "restart",
         "rows": rows,
         "model": plan.model.name,
         "answer_tokens": ANSWER_TOKENS,
         "repeat": {"cold": 1, "live": plan.repeat, "ram": plan.repeat, "disk": plan.repeat},
-        "page_cache": page_cache,
         "serve_flags": list(plan.serve_flags),
         "version": __version__,
         "machine": platform.machine(),
