@@ -187,7 +187,9 @@ class PrefixCache:
         """The match's blocks, to be taken one by one; the match must be held until the stream is
         closed.
         """
-        return RestoreStream(match.steps, self._store, self._disk_failed)
+        return RestoreStream(
+            match.steps, self._store, self._disk_failed, self._config.read_ahead_bytes
+        )
 
     def restored(self, match: Match) -> None:
         """Count a match whose blocks the engine has all taken."""
@@ -267,8 +269,13 @@ class PrefixCache:
         """
         with self._lock:
             self._ram.touch(chain.hashes, time.monotonic())
-            if self._spiller is not None and chain.hashes:
-                self._spiller.touch(chain.namespace.id, chain.hashes[-1])
+        if self._store is None or not chain.hashes:
+            return
+        windows = max(1, self.geometry.window_blocks)
+        try:
+            self._store.touch(chain.namespace.id, chain.hashes[-1], windows)
+        except StoreError as error:
+            self._disk_failed(error)
 
     # Care.
 

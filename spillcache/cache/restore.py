@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from spillcache.chain import BlockHash
+from spillcache.config import MIB
 from spillcache.errors import SpillcacheError, StoreIOError
 from spillcache.state import Buffer, Part
 from spillcache.store.block_store import BlockStore, Entry, Payload
@@ -71,10 +72,12 @@ class RestoreStream:
         steps: Sequence[Step],
         store: BlockStore | None,
         on_disk_error: Callable[[SpillcacheError], None],
+        read_ahead_bytes: int = 64 * MIB,
     ) -> None:
         self._steps = steps
         self._store = store
         self._on_disk_error = on_disk_error
+        self._read_ahead_bytes = read_ahead_bytes
         self._next = 0
         self._stop = threading.Event()
         self._ready: queue.Queue[RestoredBlock | SpillcacheError] = queue.Queue(_AHEAD_BLOCKS)
@@ -147,22 +150,35 @@ class RestoreStream:
     def _blocks(self) -> Iterator[RestoredBlock]:
         assert self._store is not None  # noqa: S101 - a step with disk parts came from it
         entries = [entry for step in self._steps for entry in step.disk.values()]
-        payloads = self._store.read(entries, stop=self._stop.is_set)
+        payloads = self._store.read(
+            entries, stop=self._stop.is_set, memory_bytes=self._read_ahead_bytes
+        )
         try:
             for step in self._steps:
                 block = RestoredBlock(step.index, dict(step.ram), step.source)
-                for part in step.disk:
-                    payload = next(payloads, None)
-                    if payload is None:  # the store was told to stop
-                        block.release()
-                        return
-                    block.state[part] = payload.view
-                    block._payloads.append(payload)
+                if not self._fill(block, step, payloads):
+                    return
                 yield block
         finally:
             close = getattr(payloads, "close", None)
             if close is not None:
                 close()
+
+    def _fill(self, block: RestoredBlock, step: Step, payloads: Iterator[Payload]) -> bool:
+        """Add what lies on disk; False, and nothing held, when the store was told to stop."""
+        complete = False
+        try:
+            for part in step.disk:
+                payload = next(payloads, None)
+                if payload is None:
+                    return False
+                block.state[part] = payload.view
+                block._payloads.append(payload)
+            complete = True
+        finally:
+            if not complete:  # an error of a later part must not keep the earlier ones
+                block.release()
+        return True
 
     def _put(self, item: RestoredBlock | SpillcacheError) -> bool:
         while not self._stop.is_set():

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from spillcache.cache.breaker import Breaker
 from spillcache.cache.policy import RANKS
 from spillcache.cache.ram import RamBlock, RamTier
-from spillcache.chain import BlockHash
 from spillcache.config import MIB, CacheConfig, format_size
 from spillcache.errors import StoreError
 from spillcache.metrics import Metrics
@@ -57,7 +56,6 @@ class Spiller:
         self._config, self._block_tokens = config, block_tokens
         self._metrics, self._breaker = metrics, breaker
         self._evicted: deque[RamBlock] = deque()
-        self._touched: dict[tuple[bytes, BlockHash], None] = {}
         self._flush_asked = self._flush_done = 0
         self._stopping = False
         self.leaving_bytes = 0
@@ -81,10 +79,6 @@ class Spiller:
         self._lock.notify_all()
         return ""
 
-    def touch(self, namespace_id: bytes, block: BlockHash) -> None:
-        """Have the store count a use of a prefix, off the request's path."""
-        self._touched[namespace_id, block] = None
-
     # Called without it.
 
     def flush(self) -> None:
@@ -103,7 +97,6 @@ class Spiller:
             self._lock.notify_all()
         self._thread.join()
         self._spill_rest(deadline, progress)
-        self._apply_touches()
 
     # The thread.
 
@@ -128,7 +121,6 @@ class Spiller:
                 if self._stopping:
                     break
                 self._save(leaf)
-            self._apply_touches()
         finally:
             with self._lock:
                 self._flush_done = asked
@@ -178,15 +170,6 @@ class Spiller:
                 f"saving conversation {done + 1} of {len(leaves)} ({format_size(total)} in all)"
             )
             self._save(leaf, deadline)
-
-    def _apply_touches(self) -> None:
-        with self._lock:
-            touched, self._touched = self._touched, {}
-        for namespace_id, block in touched:
-            try:
-                self._store.touch(namespace_id, block)
-            except StoreError as error:
-                self._met(error)
 
     # One job.
 

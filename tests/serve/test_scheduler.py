@@ -353,8 +353,8 @@ def test_a_restore_whose_blocks_do_not_come_is_given_up(
         assert stack.store is not None
         read = stack.store.read
 
-        def slow(entries: Any, stop: Callable[[], bool]) -> Any:
-            for payload in read(entries, stop=stop):
+        def slow(entries: Any, stop: Callable[[], bool], memory_bytes: int) -> Any:
+            for payload in read(entries, stop, memory_bytes):
                 while payload.entry.block_index >= 3 and not stop():
                     time.sleep(0.01)
                 yield payload
@@ -374,8 +374,8 @@ def test_a_client_that_leaves_during_a_restore_frees_everything(
         assert stack.store is not None
         read = stack.store.read
 
-        def stuck(entries: Any, stop: Callable[[], bool]) -> Any:
-            payloads = read(entries, stop=stop)
+        def stuck(entries: Any, stop: Callable[[], bool], memory_bytes: int) -> Any:
+            payloads = read(entries, stop, memory_bytes)
             yield next(payloads)
             while not stop():
                 time.sleep(0.01)
