@@ -218,6 +218,11 @@ class Catalog:
             if cursor.set_range(start):
                 yield from cursor.iternext(keys=True, values=False)
 
+    def is_evictable(self, key: bytes) -> bool:
+        """Whether a key of ``evictable`` is that of an object as it is."""
+        entry = self.entry_at(rows.split_evictable_key(key)[2])
+        return entry is not None and entry.is_evictable and rows.evictable_key(entry) == key
+
     # Segments.
 
     def segment(self, segment: int) -> SegmentRow | None:
@@ -250,7 +255,7 @@ class Catalog:
         self._segments[segment] = None
         self._delete("segments", rows.segment_key(segment))
         for database in ("freeing", "places"):
-            for key, _ in list(self._within(database, segment)):
+            for key, _ in list(self._within(database, rows.segment_key(segment))):
                 self._delete(database, key)
 
     def measure(self, segment: int, allocated: int) -> None:
@@ -269,8 +274,22 @@ class Catalog:
 
     def entries_in(self, segment: int) -> list[Entry]:
         """The objects that lie in a segment, by offset."""
-        found = (self.entry_at(value[8:]) for _, value in list(self._within("places", segment)))
-        return [entry for entry in found if entry is not None and entry.segment == segment]
+        prefix = rows.segment_key(segment)
+        return [entry for _, entry in self.places(prefix) if entry is not None]
+
+    def places(self, prefix: bytes = b"") -> Iterator[tuple[Place, Entry | None]]:
+        """Every record's place in segments whose key begins with ``prefix``, and the object that
+        lies there; None if the object's row does not say so.
+        """
+        for key, value in list(self._within("places", prefix)):
+            place = Place(*rows.split_place_key(key), rows.unpack_length(value[:8]))
+            entry = self.entry_at(value[8:])
+            is_there = entry is not None and place == (
+                entry.segment,
+                entry.offset,
+                entry.record_bytes,
+            )
+            yield place, entry if is_there else None
 
     def add_freeing(self, place: Place) -> None:
         """Remember a place that nothing names, until ``freed`` is told that its bytes are gone."""
@@ -289,8 +308,7 @@ class Catalog:
         """The place's bytes are the filesystem's again."""
         self._delete("freeing", rows.place_key(place.segment, place.offset))
 
-    def _within(self, database: str, segment: int) -> Iterator[tuple[bytes, bytes]]:
-        prefix = rows.segment_key(segment)
+    def _within(self, database: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         with self._txn.cursor(db=self._db[database]) as cursor:
             if cursor.set_range(prefix):
                 for key, value in cursor.iternext():

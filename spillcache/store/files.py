@@ -158,6 +158,19 @@ class Files:
         """As ``allocated``, by name."""
         return os.lstat(path).st_blocks * BLOCK_BYTES
 
+    def next_data(self, fd: int, offset: int) -> int | None:
+        """Where the first bytes at or after ``offset`` that are no hole lie; None if there are
+        none.
+        """
+        if not hasattr(os, "SEEK_DATA"):  # pragma: no cover
+            return offset if offset < self.size(fd) else None
+        try:
+            return os.lseek(fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return None
+            raise
+
     def lock(self, fd: int) -> bool:
         """Take the file's writer lock until it is closed, however its process ends; False if
         another has it.

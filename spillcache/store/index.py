@@ -25,6 +25,15 @@ _MAX_READERS = 512
 _MAX_DATABASES = 32
 _MAX_GROWTHS = 24
 
+DAMAGE = (
+    lmdb.InvalidError,
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    lmdb.VersionMismatchError,
+)
+"""Causes of a StoreIndexError that lie in the file itself, rather than in the system around it."""
+
 T = TypeVar("T")
 
 

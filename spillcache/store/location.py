@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import stat
 import time
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ SETTINGS = "spillcache.json"
 INDEX = "index"
 SEGMENTS = "segments"
 QUARANTINE = "quarantine"
+DAMAGED = "index.damaged"
+"""The last index that was found damaged and replaced; may be deleted."""
 DEFAULT_QUOTA_BYTES = 32 * GIB
 MIN_QUOTA_BYTES = 64 * MIB
 
@@ -106,6 +109,20 @@ def read_location(path: Path) -> Location:
     if location is None:
         raise StoreFormatError(f"{path} holds no spillcache store")
     return location
+
+
+def set_aside_index(location: Location) -> None:
+    """Move a damaged index out of the way, in place of an older one; an empty directory takes its
+    place.
+
+    Only while no other process has the store open. Raises OSError.
+    """
+    damaged = location.path / DAMAGED
+    if damaged.exists():
+        shutil.rmtree(damaged)
+    location.index.rename(damaged)
+    _make_directory(location.index)
+    _sync(location.path)
 
 
 def filesystem_type(path: Path, mountinfo: str) -> str | None:

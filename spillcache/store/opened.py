@@ -14,16 +14,25 @@ from spillcache.store.buffers import BufferPool
 from spillcache.store.catalog import Catalog, Place
 from spillcache.store.files import Files, store_error
 from spillcache.store.format import PAGE_BYTES
-from spillcache.store.index import Index
-from spillcache.store.location import SETTINGS, Location, open_location
+from spillcache.store.index import DAMAGE, Index
+from spillcache.store.location import (
+    DAMAGED,
+    SETTINGS,
+    Location,
+    open_location,
+    set_aside_index,
+)
 from spillcache.store.pins import Pins
+from spillcache.store.probe import is_sound
 from spillcache.store.quarantine import Quarantine, quarantine_bytes
 from spillcache.store.reader import Failure
+from spillcache.store.rebuild import Rebuild
 from spillcache.store.room import Limits, Room
 from spillcache.store.rows import Entry
 from spillcache.store.segments import Segments, segment_bytes
+from spillcache.store.tenancy import Tenancy
 from spillcache.store.touches import Touches, apply
-from spillcache.store.view import opening
+from spillcache.store.view import directory_bytes, opening
 from spillcache.store.writer import Writer
 
 _POOL_BYTES = 64 * MIB
@@ -48,44 +57,56 @@ class OpenStore:
         self.metrics = metrics
         self.handles = 0
         self.pid = os.getpid()
-        self.index = Index(location.index)
         try:
-            self.pool = BufferPool(_POOL_BYTES)
-            self.pins = Pins()
-            self.touched = Touches()
-            self.segments = Segments(location.segments, files, self.index)
-            self.quarantine = Quarantine(
-                location.quarantine, quarantine_bytes(location.quota_bytes)
-            )
-            self.room = Room(
-                location,
-                Limits(location.quota_bytes, config.min_free_bytes),
-                files=files,
-                index=self.index,
-                segments=self.segments,
-                pins=self.pins,
-                touched=self.touched,
-                metrics=metrics,
-            )
-            appender = Appender(
-                self.segments,
-                files,
-                self.pool,
-                store_id=location.store_id,
-                size_bytes=segment_bytes(location.quota_bytes),
-            )
-            self.writer = Writer(
-                appender,
-                segments=self.segments,
-                files=files,
-                index=self.index,
-                room=self.room,
-                codec=config.codec,
-            )
+            self._tenancy = Tenancy(location.path)
+        except OSError as error:
+            raise store_error(error, "the cache directory was locked") from error
+        try:
+            self.index = _open_index(location, self._tenancy)
+        except BaseException:
+            self._tenancy.end(well=False)
+            raise
+        try:
+            self._furnish(config)
             self._recover()
         except BaseException:
             self.index.close()
+            self._tenancy.end(well=False)
             raise
+
+    def _furnish(self, config: StoreConfig) -> None:
+        """Make the parts, which hold on to each other; nothing is read or written yet."""
+        location, files, metrics = self.location, self.files, self.metrics
+        self.pool = BufferPool(_POOL_BYTES)
+        self.pins = Pins()
+        self.touched = Touches()
+        self.segments = Segments(location.segments, files, self.index)
+        self.quarantine = Quarantine(location.quarantine, quarantine_bytes(location.quota_bytes))
+        self.room = Room(
+            location,
+            Limits(location.quota_bytes, config.min_free_bytes),
+            files=files,
+            index=self.index,
+            segments=self.segments,
+            pins=self.pins,
+            touched=self.touched,
+            metrics=metrics,
+        )
+        appender = Appender(
+            self.segments,
+            files,
+            self.pool,
+            store_id=location.store_id,
+            size_bytes=segment_bytes(location.quota_bytes),
+        )
+        self.writer = Writer(
+            appender,
+            segments=self.segments,
+            files=files,
+            index=self.index,
+            room=self.room,
+            codec=config.codec,
+        )
 
     def _recover(self) -> None:
         # The first restore after a start is the one that counts: it must not wait for fresh pages.
@@ -94,13 +115,16 @@ class OpenStore:
         try:
             self.files.probe(self.location.path / SETTINGS, page.view[:PAGE_BYTES])
             unknown = self.segments.recover()
+            if unknown and self._tenancy.is_alone:
+                parts = (self.segments, self.files, self.index, self.pool)
+                Rebuild(*parts, self.location.store_id).adopt(unknown)
+            self._tenancy.share()
         except OSError as error:
             raise store_error(error, "the cache directory was opened") from error
         finally:
             self.pool.give(page)
-        if unknown:
-            log.warning("segments that the index does not know: %s", unknown)
         self._note_quarantine(self.quarantine.allocated_bytes())
+        self.room.set_aside_bytes = directory_bytes(self.location.path / DAMAGED)
         self.room.shrink()
         self.measure()
 
@@ -186,14 +210,35 @@ class OpenStore:
         """Write what is noted, seal the own segment, close the index; every step is tried."""
         if self.pid != os.getpid():
             return
+        well = False
         try:
             self.write_touches()
             self.writer.close()
+            well = True
         except (StoreError, OSError) as error:
             log.warning("closing the store: %s", error)
         finally:
             self.pool.close()
             self.index.close()
+            self._tenancy.end(well=well)
+
+
+def _open_index(location: Location, tenancy: Tenancy) -> Index:
+    """The index; a damaged one is set aside, if nobody else uses it, and an empty one takes its
+    place.
+    """
+    if not tenancy.ended_badly or is_sound(location.index):
+        try:
+            return Index(location.index)
+        except StoreIndexError as error:
+            if not tenancy.is_alone or not isinstance(error.__cause__, DAMAGE):
+                raise
+    log.error("the index is damaged; it is set aside and made anew from the segments")
+    try:
+        set_aside_index(location)
+    except OSError as error:
+        raise store_error(error, "a damaged index was set aside") from error
+    return Index(location.index)
 
 
 def acquire(config: StoreConfig, metrics: Metrics | None, files: Files | None) -> OpenStore:

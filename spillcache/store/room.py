@@ -74,6 +74,8 @@ class Room:
         self._pins = pins
         self._touched = touched
         self._metrics = metrics
+        self.set_aside_bytes = 0
+        """What a damaged index that was replaced takes."""
         self._recent: deque[tuple[int, int]] = deque()
         self._recent_bytes = 0
         self._fresh_after = (1 << 64) - 1
@@ -85,7 +87,7 @@ class Room:
 
     def overhead_bytes(self) -> int:
         """What is neither segments nor quarantine."""
-        return self._index.allocated_bytes() + _FIXED_BYTES
+        return self._index.allocated_bytes() + self.set_aside_bytes + _FIXED_BYTES
 
     def headroom(self, catalog: Catalog) -> int:
         """How many bytes may still be promised; below zero when the store must shrink."""
