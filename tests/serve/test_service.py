@@ -1,0 +1,287 @@
+"""The service: put together, taken apart, and what it says when something is missing."""
+
+import queue
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models import ModelShelf
+from stack import GREEDY, Answer, collect, prompt
+
+from spillcache.config import MIB, CacheConfig, EngineConfig, Settings, StoreConfig
+from spillcache.engine.base import SelfTest
+from spillcache.engine.llama_engine import LlamaEngine
+from spillcache.errors import (
+    EngineError,
+    ModelLoadError,
+    NotReady,
+    StoreFormatError,
+    StoreIndexError,
+)
+from spillcache.serve import service as module
+from spillcache.serve.job import Event, GenerationRequest
+from spillcache.serve.service import Service
+from spillcache.store.block_store import BlockStore
+
+
+def settings(model: Path, disk: Path | None, **cache: Any) -> Settings:
+    return Settings(
+        engine=EngineConfig(model, context_tokens=2048, threads=2),
+        cache=CacheConfig(**{"ram_bytes": 256 * MIB} | cache),
+        store=StoreConfig(disk, quota_bytes=256 * MIB, min_free_bytes=0) if disk else None,
+    )
+
+
+class Running:
+    """A loaded service; stops when it leaves the block."""
+
+    def __init__(self, config: Settings) -> None:
+        self.service = Service(config)
+
+    def __enter__(self) -> "Running":
+        self.service.start()
+        assert self.service.wait_loaded(60), self.service.failure
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.service.stop(lambda _: None, drain_s=0)
+        assert self.service.state == "stopped"
+
+    def answer(self, tokens: list[int], steps: int = 16) -> Answer:
+        events: queue.Queue[Event] = queue.Queue()
+        request = GenerationRequest(np.asarray(tokens, np.uint32), steps, GREEDY)
+        self.service.submit(request, events.put)
+        return collect(events)
+
+    @property
+    def health(self) -> Any:
+        return self.service.health()
+
+
+def test_a_restart_answers_from_disk_and_trusts_the_first_self_test(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(gguf_model("gemma3"), tmp_path / "d")
+    with Running(config) as run:
+        first = run.answer(prompt(700))
+        assert run.health["status"] == "ok"
+        assert run.health["cache"]["self_test"]["exact"] is True
+        assert run.health["cache"]["disk"]["on"] is True
+
+    def again(_: LlamaEngine) -> SelfTest:
+        raise AssertionError("the verdict is remembered")
+
+    monkeypatch.setattr(LlamaEngine, "self_test", again)
+    with Running(config) as run:
+        second = run.answer(prompt(700))
+        assert second.cached == {"disk": 640}
+        assert run.health["cache"]["self_test"]["passed"] is True
+    assert second.tokens == first.tokens
+
+
+def test_a_failed_self_test_keeps_every_tier_off_and_is_not_remembered(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(gguf_model("llama"), tmp_path / "d")
+    verdict = SelfTest(False, False, "importing state has no effect on this engine")
+    with monkeypatch.context() as patched:
+        patched.setattr(LlamaEngine, "self_test", lambda _: verdict)
+        with Running(config) as run:
+            run.answer(prompt(300))
+            run.answer(prompt(300, seed=2))
+            assert run.answer(prompt(300)).cached == {}
+            reason = "self-test: importing state has no effect on this engine"
+            assert run.health["cache"]["disk"] == {"on": False, "reason": reason}
+            assert run.health["cache"]["ram"]["reason"] == reason
+            assert run.health["cache"]["self_test"]["passed"] is False
+    assert BlockStore.inspect(tmp_path / "d").usage().objects == 0
+    with Running(config) as run:
+        assert run.health["cache"]["disk"]["on"] is True
+
+
+def test_a_model_replaced_at_the_same_path_starts_cold(
+    gguf_model: ModelShelf, tmp_path: Path
+) -> None:
+    model = tmp_path / "model.gguf"
+    shutil.copy(gguf_model("llama"), model)
+    with Running(settings(model, tmp_path / "d")) as run:
+        run.answer(prompt(300))
+    other = gguf_model("llama", seed=7)
+    with Running(settings(other, None)) as run:
+        want = run.answer(prompt(300)).tokens
+    shutil.copy(other, model)
+    with Running(settings(model, tmp_path / "d")) as run:
+        replaced = run.answer(prompt(300))
+        assert replaced.cached == {}
+        assert replaced.tokens == want
+    names = BlockStore.inspect(tmp_path / "d").namespaces()
+    assert len(names) == 2
+
+
+def test_a_copy_of_the_model_elsewhere_shares_its_prompts(
+    gguf_model: ModelShelf, tmp_path: Path
+) -> None:
+    with Running(settings(gguf_model("llama"), tmp_path / "d")) as run:
+        run.answer(prompt(300))
+    copy = tmp_path / "another name.gguf"
+    shutil.copy(gguf_model("llama"), copy)
+    with Running(settings(copy, tmp_path / "d")) as run:
+        assert run.answer(prompt(300)).cached == {"disk": 256}
+
+
+def test_two_servers_on_one_directory_share(gguf_model: ModelShelf, tmp_path: Path) -> None:
+    config = settings(gguf_model("llama"), tmp_path / "d")
+    with Running(config) as one, Running(config) as two:
+        one.answer(prompt(300))
+        assert two.answer(prompt(300)).cached == {}, "still in the first one's RAM"
+        cache = one.service._cache
+        assert cache is not None
+        cache.flush()
+        assert two.answer(prompt(300, seed=2)).cached == {}
+        assert two.answer(prompt(300)).cached == {"ram": 256}
+        cache.flush()
+    with Running(config) as three:
+        assert three.answer(prompt(300)).cached == {"disk": 256}
+        assert three.answer(prompt(300, seed=2)).cached == {"disk": 256}
+
+
+def test_ram_without_disk_and_neither(gguf_model: ModelShelf) -> None:
+    with Running(settings(gguf_model("llama"), None)) as run:
+        run.answer(prompt(300))
+        run.answer(prompt(300, seed=2))
+        assert run.answer(prompt(300)).cached == {"ram": 256}
+        assert run.health["cache"]["disk"] == {"on": False, "reason": "no --cache-disk"}
+        assert run.health["cache"]["ram"]["on"] is True
+        assert run.health["cache"]["ram"]["blocks"] >= 8
+    with Running(settings(gguf_model("llama"), None, ram_bytes=0)) as run:
+        run.answer(prompt(300))
+        assert run.answer(prompt(300)).cached == {"live": 256}
+        assert run.health["cache"]["ram"]["on"] is False
+
+
+def test_what_fails_to_load_is_said(tmp_path: Path) -> None:
+    (tmp_path / "text.gguf").write_text("hello")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.doc").write_text("mine")
+    model = tmp_path / "cut.gguf"
+    model.write_bytes(b"GGUF" + bytes(100))
+    for config, error in (
+        (settings(tmp_path / "none.gguf", None), ModelLoadError),
+        (settings(tmp_path / "text.gguf", tmp_path / "d"), ModelLoadError),
+        (settings(model, None), ModelLoadError),
+        (settings(model, foreign), StoreFormatError),
+    ):
+        service = Service(config)
+        service.start()
+        assert not service.wait_loaded(60)
+        assert service.state == "failed"
+        assert isinstance(service.failure, error)
+        with pytest.raises(NotReady):
+            _ = service.engine
+        service.stop(lambda _: None)
+        assert service.state == "stopped"
+    assert not (tmp_path / "d").exists(), "nothing is made for a model that is none"
+    assert [p.name for p in foreign.iterdir()] == ["thesis.doc"]
+
+
+def test_a_bug_in_loading_is_a_failure_not_a_hang(
+    gguf_model: ModelShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: EngineConfig) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(module, "LlamaEngine", broken)
+    service = Service(settings(gguf_model("llama"), None))
+    service.start()
+    assert not service.wait_loaded(60)
+    assert isinstance(service.failure, EngineError)
+    assert str(service.failure) == "loading failed: ZeroDivisionError: oops"
+    service.stop(lambda _: None)
+
+
+def test_before_and_after_its_life_it_is_not_ready(gguf_model: ModelShelf) -> None:
+    service = Service(settings(gguf_model("llama"), None))
+    request = GenerationRequest(np.array([5], np.uint32))
+    assert not service.wait_loaded(0.01)
+    assert service.health()["status"] == "loading model"
+    with pytest.raises(NotReady, match="Loading model"):
+        service.submit(request, lambda _: None)
+    service.start()
+    assert service.wait_loaded(60)
+    assert service.engine.limits.vocabulary == 512
+    service.stop(lambda _: None)
+    with pytest.raises(NotReady, match="stopping"):
+        service.submit(request, lambda _: None)
+    service.stop(lambda _: None)
+
+
+def test_a_slow_hash_does_not_hold_up_requests(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tiers open when the model's content is known; until then prompts are computed."""
+    go = threading.Event()
+    digest = module.remembered_digest
+
+    def slow(*args: Any) -> bytes:
+        go.wait(60)
+        return digest(*args)
+
+    monkeypatch.setattr(module, "remembered_digest", slow)
+    monkeypatch.setattr(module, "_HASH_WAIT_S", 0.05)
+    with Running(settings(gguf_model("llama"), tmp_path / "d")) as run:
+        assert run.answer(prompt(300)).cached == {}
+        assert run.health["cache"]["disk"]["reason"] == "the model's content is being hashed"
+        go.set()
+        run.service._opener.join(60)
+        assert run.answer(prompt(300)).cached == {}, "what came before has no name"
+        run.answer(prompt(300, seed=2))
+        assert run.answer(prompt(300)).cached == {"ram": 256}
+
+
+def test_a_model_that_can_not_be_hashed_is_not_cached_on_disk(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> bytes:
+        raise OSError("input/output error")
+
+    monkeypatch.setattr(module, "remembered_digest", fail)
+    with Running(settings(gguf_model("llama"), tmp_path / "d")) as run:
+        run.answer(prompt(300))
+        assert run.health["cache"]["disk"]["on"] is False
+        assert "could not be hashed" in run.health["cache"]["disk"]["reason"]
+
+
+def test_stopping_while_the_model_is_hashed_stops_the_hashing(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def endless(_path: Path, _recall: Any, _remember: Any, stop: Any) -> bytes:
+        begun.set()
+        while not stop():
+            threading.Event().wait(0.01)
+        raise InterruptedError
+
+    monkeypatch.setattr(module, "remembered_digest", endless)
+    monkeypatch.setattr(module, "_HASH_WAIT_S", 0.05)
+    with Running(settings(gguf_model("llama"), tmp_path / "d")):
+        assert begun.wait(10)
+
+
+def test_notes_that_fail_cost_only_what_they_save(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise StoreIndexError("the index is damaged")
+
+    monkeypatch.setattr(BlockStore, "note", fail)
+    monkeypatch.setattr(BlockStore, "set_note", fail)
+    with Running(settings(gguf_model("llama"), tmp_path / "d")) as run:
+        run.answer(prompt(300))
+    monkeypatch.undo()
+    with Running(settings(gguf_model("llama"), tmp_path / "d")) as run:
+        assert run.answer(prompt(300)).cached == {"disk": 256}
