@@ -25,6 +25,8 @@ CONTROL_TOKENS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
 BOS, EOS, IM_START, IM_END = 1, 2, 3, 4
 FIRST_BYTE = 5
 """The token of byte b is FIRST_BYTE + b."""
+SPACE = "\u2581"
+"""SentencePiece writes a space so."""
 _EMBEDDING_SCALE = 0.02
 _QUERY_GAIN = 4.0
 """Sharpens attention: with uniform weights over a long prompt nothing in it would matter."""
@@ -100,16 +102,20 @@ def _header(model: _Model, kind: str) -> None:
 
 
 def _vocabulary(model: _Model) -> None:
-    """Control tokens, all 256 bytes, and words that only answers hold (no merges lead to them)."""
+    """Control tokens, all 256 bytes, the space, and words that only answers hold: no merges lead
+    to them.
+    """
     kinds = gguf.TokenType
     tokens = [b"<unk>", *(token.encode() for token in CONTROL_TOKENS)]
     types = [kinds.UNKNOWN, *[kinds.CONTROL] * len(CONTROL_TOKENS)]
     tokens += [b"<0x%02X>" % byte for byte in range(256)]
     types += [kinds.BYTE] * 256
+    tokens.append(SPACE.encode())
+    types.append(kinds.NORMAL)
     words = model.shape.n_vocab - len(tokens)
     if words < 0:
         raise ValueError(f"n_vocab must be at least {len(tokens)}")
-    tokens += [b" word%d" % index for index in range(words)]
+    tokens += [f"{SPACE}word{index}".encode() for index in range(words)]
     types += [kinds.NORMAL] * words
     writer = model.gguf
     writer.add_tokenizer_model("llama")
