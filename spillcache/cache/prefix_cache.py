@@ -88,15 +88,15 @@ class PrefixCache:
             capacity = max(capacity, STAGING_BYTES)
         self._ram = RamTier(capacity)
         self._breaker = Breaker()
+        # Evicted blocks that wait for the disk live beside the others, within the same bound.
+        self._queue_bytes = min(config.spill_queue_bytes, capacity // 8) if store is not None else 0
+        self._resident_bytes = capacity - self._queue_bytes
         self._spiller: Spiller | None = None
         if store is not None:
             self._spiller = Spiller(
-                store, self._ram, self._lock, config, geometry.block_tokens, self._metrics,
-                self._breaker,
+                store, self._ram, self._lock, config, geometry.block_tokens, self._queue_bytes,
+                self._metrics, self._breaker,
             )  # fmt: skip
-        # Evicted blocks that wait for the disk live beside the others, within the same bound.
-        queue_bytes = min(config.spill_queue_bytes, capacity // 8) if store is not None else 0
-        self._resident_bytes = capacity - queue_bytes
 
     def chain(self, namespace: Namespace, tokens: NDArray[np.uint32], salt: bytes = b"") -> Chain:
         """The chain of a prompt: what all other methods take."""
@@ -131,7 +131,7 @@ class PrefixCache:
         with self._lock:
             for i, block in enumerate(blocks):
                 if block is not None and (i >= count or not steps[i].ram):
-                    block.pins -= 1
+                    self._unpin(block)
         held = [b for i, b in enumerate(blocks[:count]) if b is not None and steps[i].ram]
         return Match(chain, steps, self._releaser(held, self._pin(steps)))
 
@@ -140,6 +140,11 @@ class PrefixCache:
         if block is not None:
             block.pins += 1
         return block
+
+    def _unpin(self, block: RamBlock) -> None:
+        block.pins -= 1
+        if self._spiller is not None:
+            self._spiller.free(block)  # it may have reached the disk meanwhile
 
     def _find(
         self, chain: Chain, hashes: list[BlockHash], without: Collection[BlockHash]
@@ -177,7 +182,7 @@ class PrefixCache:
         def release() -> None:
             with self._lock:
                 for block in held:
-                    block.pins -= 1
+                    self._unpin(block)
             if pin is not None:
                 pin.release()
 
@@ -241,7 +246,7 @@ class PrefixCache:
             return False
         keep.pins += 1
         try:
-            while self._ram.used_bytes - self._leaving_bytes + size > self._resident_bytes:
+            while self._ram.used_bytes - self._waiting_bytes + size > self._resident_bytes:
                 victim = self._ram.victim()
                 if victim is None:
                     return False
@@ -251,8 +256,10 @@ class PrefixCache:
         return True
 
     @property
-    def _leaving_bytes(self) -> int:
-        return self._spiller.leaving_bytes if self._spiller is not None else 0
+    def _waiting_bytes(self) -> int:
+        """What of the evicted blocks has a place of its own."""
+        waiting = self._spiller.leaving_bytes if self._spiller is not None else 0
+        return min(waiting, self._queue_bytes)
 
     def _evict(self, victim: RamBlock) -> None:
         self._metrics.evicted_objects.labels("ram").inc(len(victim.parts))

@@ -4,7 +4,7 @@ parents.
 Not locked: ``PrefixCache`` guards it.
 """
 
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -28,7 +28,6 @@ class RamBlock:
     dirty_since: float = 0.0
     last_use: float = 0.0
     pins: int = 0
-    children: int = 0
     leaving: bool = False
     """Evicted, and only here until it is on disk."""
 
@@ -80,6 +79,8 @@ class RamTier:
         self._pool = BufferPool()
         self._blocks: dict[BlockHash, RamBlock] = {}
         self._lru: OrderedDict[BlockHash, RamBlock] = OrderedDict()
+        self._children: Counter[BlockHash] = Counter()
+        """By the parent's hash, whether or not the parent is here: it may come (back) later."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -105,9 +106,7 @@ class RamTier:
                 block.unsaved.add(part)
         if block.hash not in self._blocks:
             self._blocks[block.hash] = block
-            parent = self._blocks.get(block.parent)
-            if parent is not None:
-                parent.children += 1
+            self._children[block.parent] += 1
         self._lru[block.hash] = block
         self._lru.move_to_end(block.hash)
         spare = self.used_bytes + self._pool.free_bytes - self.capacity_bytes
@@ -123,7 +122,8 @@ class RamTier:
 
     def victim(self) -> RamBlock | None:
         """The block to evict next: the least recently used without children here, unpinned."""
-        return next((b for b in self._lru.values() if not b.children and not b.pins), None)
+        choice = (b for h, b in self._lru.items() if h not in self._children and not b.pins)
+        return next(choice, None)
 
     def leave(self, block: RamBlock) -> None:
         """Take ``block`` out of the choice of victims; it stays until ``remove``."""
@@ -143,6 +143,6 @@ class RamTier:
         block.parts.clear()
 
     def _orphan(self, block: RamBlock) -> None:
-        parent = self._blocks.get(block.parent)
-        if parent is not None:
-            parent.children -= 1
+        self._children[block.parent] -= 1
+        if not self._children[block.parent]:
+            del self._children[block.parent]

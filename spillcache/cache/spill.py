@@ -7,11 +7,13 @@ is written, so reasons that come together write a block once.
 """
 
 import logging
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from spillcache.cache.breaker import Breaker
 from spillcache.cache.policy import RANKS
@@ -49,15 +51,18 @@ class Spiller:
         lock: threading.Condition,
         config: CacheConfig,
         block_tokens: int,
+        queue_bytes: int,
         metrics: Metrics,
         breaker: Breaker,
     ) -> None:
         self._store, self._ram, self._lock = store, ram, lock
         self._config, self._block_tokens = config, block_tokens
+        self._queue_bytes = queue_bytes
         self._metrics, self._breaker = metrics, breaker
         self._evicted: deque[RamBlock] = deque()
         self._flush_asked = self._flush_done = 0
         self._stopping = False
+        self._deadline = math.inf
         self.leaving_bytes = 0
         """Payload bytes of evicted blocks that wait for the disk."""
         self._thread = threading.Thread(target=self._run, name="spillcache-spill", daemon=True)
@@ -71,13 +76,34 @@ class Spiller:
             return "short"
         if self._stopping or not self._breaker.closed:
             return "paused"
-        if self.leaving_bytes + block.size > self._config.spill_queue_bytes:
-            return "queue"
+        # One block always may wait, however large it is.
+        while self.leaving_bytes and self.leaving_bytes + block.size > self._queue_bytes:
+            if not self._drop_oldest():
+                return "queue"
         self.leaving_bytes += block.size
         self._ram.leave(block)
         self._evicted.append(block)
         self._lock.notify_all()
         return ""
+
+    def _drop_oldest(self) -> bool:
+        """Give up the block that waits longest: the deepest of its chain, so that no other hangs
+        on it.
+        """
+        while self._evicted:
+            block = self._evicted.popleft()
+            if block.unsaved and not block.pins:
+                block.unsaved.clear()
+                self._metrics.dropped_blocks.labels("queue").inc()
+                self.free(block)
+                return True
+        return False
+
+    def free(self, block: RamBlock) -> None:
+        """Give up a block that was only waiting for the disk, once nobody needs it any more."""
+        if block.leaving and not block.unsaved and not block.pins:
+            self.leaving_bytes -= block.size
+            self._ram.remove(block)
 
     # Called without it.
 
@@ -87,16 +113,17 @@ class Spiller:
             self._flush_asked += 1
             mine = self._flush_asked
             self._lock.notify_all()
-            self._lock.wait_for(lambda: self._flush_done >= mine or not self._thread.is_alive())
+            while self._flush_done < mine and self._thread.is_alive():
+                self._lock.wait(_TICK_S)  # not for ever: a thread that ends does not say so
 
     def close(self, progress: Progress = lambda _: None) -> None:
         """Stop the thread, then write what is left, hottest chains first, within the deadline."""
-        deadline = time.monotonic() + self._config.shutdown_spill_s
         with self._lock:
+            self._deadline = time.monotonic() + self._config.shutdown_spill_s
             self._stopping = True
             self._lock.notify_all()
         self._thread.join()
-        self._spill_rest(deadline, progress)
+        self._spill_rest(progress)
 
     # The thread.
 
@@ -111,13 +138,12 @@ class Spiller:
     def _step(self) -> None:
         with self._lock:
             self._lock.wait_for(self._has_work, timeout=_TICK_S)
-            evicted = list(self._evicted)
-            self._evicted.clear()
+            waiting = len(self._evicted)
             asked, flushing = self._flush_asked, self._flush_asked > self._flush_done
             dirty = list(self._ram.unsaved())
         due = dirty if flushing else self._due(dirty, time.monotonic())
         try:
-            for leaf in [*evicted, *self._leaves(due)]:
+            for leaf in chain(self._take_evicted(waiting), self._leaves(due)):
                 if self._stopping:
                     break
                 self._save(leaf)
@@ -125,6 +151,15 @@ class Spiller:
             with self._lock:
                 self._flush_done = asked
                 self._lock.notify_all()
+
+    def _take_evicted(self, count: int) -> Iterator[RamBlock]:
+        """One by one, so that those whose turn has not come can still be dropped."""
+        for _ in range(count):
+            with self._lock:
+                if not self._evicted:
+                    return
+                block = self._evicted.popleft()
+            yield block
 
     def _has_work(self) -> bool:
         return bool(self._stopping or self._evicted or self._flush_asked > self._flush_done)
@@ -152,40 +187,43 @@ class Spiller:
     def _long_enough(self, block: RamBlock) -> bool:
         return (block.index + 1) * self._block_tokens >= self._config.min_tokens
 
-    def _spill_rest(self, deadline: float, progress: Progress) -> None:
+    def _late(self) -> bool:
+        return time.monotonic() >= self._deadline
+
+    def _spill_rest(self, progress: Progress) -> None:
         with self._lock:
-            evicted, dirty = list(self._evicted), list(self._ram.unsaved())
-            self._evicted.clear()
-        leaves = [*self._leaves(dirty), *evicted]
+            # Evicted blocks that still wait are among them.
+            dirty = [block for block in self._ram.unsaved() if self._long_enough(block)]
+        leaves = self._leaves(dirty)
         total = sum(b.size for b in dirty)
         for done, leaf in enumerate(leaves):
-            if time.monotonic() >= deadline:
+            if self._late():
                 left = len(leaves) - done
                 progress(
                     f"the deadline came first: {left} of {len(leaves)} conversations not saved"
                 )
-                self._metrics.dropped_blocks.labels("deadline").inc(left)
-                return
+                break
             progress(
                 f"saving conversation {done + 1} of {len(leaves)} ({format_size(total)} in all)"
             )
-            self._save(leaf, deadline)
+            self._save(leaf)
+        if self._late():
+            left = sum(bool(block.unsaved) for block in dirty)
+            self._metrics.dropped_blocks.labels("deadline").inc(left)
 
     # One job.
 
-    def _save(self, leaf: RamBlock, deadline: float | None = None) -> None:
-        """Write ``leaf`` and its unsaved ancestors, group by group."""
+    def _save(self, leaf: RamBlock) -> None:
+        """Write ``leaf`` and its unsaved ancestors, group by group, until the deadline."""
         with self._lock:
-            items = self._collect(leaf)
-        for group in _groups(items):
-            if deadline is not None and time.monotonic() >= deadline:
+            groups = deque(_groups(self._collect(leaf)))
+        try:
+            while groups and not self._late():
+                saved = self._write(groups[0])
+                self._settle(groups.popleft(), saved=saved)
+        finally:
+            for group in groups:
                 self._settle(group, saved=False)
-                continue
-            saved = False
-            try:
-                saved = self._write(group)
-            finally:
-                self._settle(group, saved=saved)
 
     def _collect(self, leaf: RamBlock) -> list[_Item]:
         """The parts to write, kv first, so that a restore reads long runs; their blocks are
@@ -251,9 +289,7 @@ class Spiller:
                 else:
                     block.dirty_since = block.last_use = now
             for block in {id(item.block): item.block for item in group}.values():
-                if block.leaving and not block.unsaved and not block.pins:
-                    self.leaving_bytes -= block.size
-                    self._ram.remove(block)
+                self.free(block)
 
 
 def _groups(items: Sequence[_Item]) -> Iterable[list[_Item]]:

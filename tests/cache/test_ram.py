@@ -66,7 +66,21 @@ def test_a_leaving_block_is_found_until_it_is_removed() -> None:
     assert list(tier.unsaved()) == blocks
     tier.remove(blocks[1])
     assert len(tier) == 1
-    assert blocks[0].children == 0
+    assert tier.victim() is blocks[0]
+
+
+def test_a_parent_that_comes_after_its_child_goes_after_it() -> None:
+    tier, c = RamTier(10_000), chain(2)
+    parent, child = (RamBlock(NS, c.hashes[i], c.parent(i), i) for i in range(2))
+    tier.add(child, {Part.KV: b"child"}, save=False)
+    tier.add(parent, {Part.KV: b"parent"}, save=False)
+    tier.touch(c.hashes[1:], 1.0)
+    assert tier.victim() is child, "though the parent is the least recently used"
+    tier.remove(child)
+    assert tier.victim() is parent, "and then it can go"
+    tier.remove(parent)
+    assert tier.victim() is None
+    assert len(tier) == 0
 
 
 def test_the_pool_reuses_buffers_and_shrinks() -> None:
