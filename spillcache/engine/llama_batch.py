@@ -18,6 +18,7 @@ class LlamaBatch:
 
     def __init__(self, api: Any, capacity: int) -> None:
         self.rows: dict[int, int] = {}
+        self._capacity = capacity
         self._token = np.zeros(capacity, np.int32)
         self._pos = np.zeros(capacity, np.int32)
         self._count = np.ones(capacity, np.int32)
@@ -39,7 +40,13 @@ class LlamaBatch:
             setattr(self.native, name, ctypes.cast(array.ctypes.data, kind))
 
     def fill(self, chunks: Sequence[Chunk], starts: Sequence[int]) -> None:
-        """Lay out ``chunks``, whose first tokens take the positions ``starts``."""
+        """Lay out ``chunks``, whose first tokens take the positions ``starts``.
+
+        Raises ValueError, with nothing changed, when they are more than ``capacity`` tokens.
+        """
+        size = sum(len(chunk.tokens) for chunk in chunks)
+        if size > self._capacity:  # numpy would cut off a slice, and C read beyond the arrays
+            raise ValueError(f"a call of {size} tokens, and at most {self._capacity} fit")
         self.rows = {}
         at = 0
         for chunk, start in zip(chunks, starts, strict=True):

@@ -39,6 +39,7 @@ from spillcache.state import BlockState, Buffer, Part
 
 log = logging.getLogger("spillcache.engine")
 
+_NO_BOUNDARY = -1
 _NO_SLOT = 1
 """llama_decode: no cells for this batch; nothing was changed."""
 
@@ -51,7 +52,7 @@ class _Sequence:
     windows_from: int = 0
     """Positions below hold placeholders, not windows."""
     boundary_at: int = 0
-    """Recurrent state is the one after this many positions."""
+    """Recurrent state is the one after this many positions; _NO_BOUNDARY: there is none."""
 
 
 class LlamaEngine(Engine):
@@ -252,9 +253,11 @@ class LlamaEngine(Engine):
         used = 0
         if state.kv is not None:
             self._copy_to_spare(sequence, start, stop)
-            full, second = self._sizes(self._spare)
-            view = self._read(self._spare, full, 0)
-            self._drop(self._spare)
+            try:
+                full, second = self._sizes(self._spare)
+                view = self._read(self._spare, full, 0)
+            finally:
+                self._drop(self._spare)
             used, first_end = full, HEADER_BYTES + full - second
             parts[Part.KV] = view[HEADER_BYTES:first_end]
             if self._has_window(view[first_end:], sequence, start, stop):
@@ -292,6 +295,8 @@ class LlamaEngine(Engine):
         if self._state.window is not None and Part.WINDOW not in state:
             known.windows_from = stop
         boundary = state.get(Part.BOUNDARY)
+        # An earlier one is gone: copying a block replaces the recurrent state by the block's none.
+        known.boundary_at = _NO_BOUNDARY
         if self._state.recurrent is not None and boundary is not None:
             self._state.recurrent.check(boundary, stop - 1)
             self._write(sequence, (header(sequence), boundary), PARTIAL_ONLY)
@@ -311,9 +316,11 @@ class LlamaEngine(Engine):
             second = self._state.blank.at(start) if window is None else window
         elif self._state.recurrent is not None:
             second = self._state.recurrent.empty
-        self._write(self._spare, (header(self._spare), kv, second), 0)
-        self._api.llama_memory_seq_cp(self._memory, self._spare, sequence, -1, -1)
-        self._drop(self._spare)
+        try:
+            self._write(self._spare, (header(self._spare), kv, second), 0)
+            self._api.llama_memory_seq_cp(self._memory, self._spare, sequence, -1, -1)
+        finally:  # what was half written must not be in the next block
+            self._drop(self._spare)
 
     def restored(self, sequence: int) -> bool:
         """See Engine."""
@@ -360,9 +367,14 @@ class LlamaEngine(Engine):
         self.clear(target)
         if not self.can_truncate(source, length):
             return False
+        if length == 0:  # llama.cpp would copy a recurrent state whatever the range
+            return True
         known = self._sequences[source]
         self._api.llama_memory_seq_cp(self._memory, source, target, 0, length)
-        self._sequences[target] = _Sequence(length, known.windows_from, length)
+        # Where there is recurrent state, the source's was found to be the one at this length, or
+        # is as missing here as there.
+        boundary_at = length if self._state.recurrent is None else known.boundary_at
+        self._sequences[target] = _Sequence(length, known.windows_from, boundary_at)
         return True
 
     def clear(self, sequence: int) -> None:

@@ -1,0 +1,348 @@
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import models
+import numpy as np
+import pytest
+from engine_suite import SIZE, EngineSuite, Saved, prefill, tokens
+from models import ModelShelf
+
+from spillcache.config import EngineConfig
+from spillcache.engine.base import Chunk
+from spillcache.engine.llama_engine import LlamaEngine
+from spillcache.engine.llama_state import LlamaState
+from spillcache.errors import ConfigError, EngineError, ModelLoadError, StateRejected
+from spillcache.namespace import Namespace
+from spillcache.state import Part
+
+KINDS = ["llama", "gemma3", "lfm2", "qwen35", "mamba", "mamba2"]
+
+
+def model_of(shelf: ModelShelf, kind: str, **shape: Any) -> Path:
+    return shelf(kind, **({"n_swa": 128} if kind == "gemma3" else {}) | shape)
+
+
+def open_engine(model: Path, **changes: Any) -> LlamaEngine:
+    values = {"context_tokens": 1024, "ubatch_tokens": 128, "slots": 2, "threads": 1}
+    return LlamaEngine(EngineConfig(model=model, **values | changes))
+
+
+class LlamaSuite(EngineSuite):
+    options: ClassVar[dict[str, Any]] = {}
+
+    @pytest.fixture(params=KINDS)
+    def kind(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    @pytest.fixture
+    def engine(self, gguf_model: ModelShelf, kind: str) -> Iterator[LlamaEngine]:
+        engine = open_engine(model_of(gguf_model, kind), **self.options)
+        yield engine
+        engine.close()
+
+    @pytest.fixture
+    def stranger(self, gguf_model: ModelShelf, kind: str) -> Saved:
+        """State of a model of the same kind with other sizes."""
+        layers = {"llama": 6, "gemma3": 12}.get(kind, 8)
+        other = open_engine(model_of(gguf_model, kind, n_layer=layers), **self.options)
+        saved = prefill(other, 0, tokens(SIZE))
+        other.close()
+        return saved
+
+    @pytest.fixture
+    def header_bytes(self, engine: LlamaEngine) -> Callable[[Part], Sequence[int]]:
+        """Offsets of what is no data: counts, positions, types and sizes of rows."""
+
+        def offsets(part: Part) -> list[int]:
+            if part is Part.BOUNDARY:
+                return [0, 4, 8, 12, 16, 20, 24]
+            layout = engine._state.kv if part is Part.KV else engine._state.window
+            assert layout is not None
+            cells = 8 + layout.cells * layout.cell_bytes
+            return [0, 4, 8, 12, cells, cells + 4, cells + 8, cells + 12, layout.data[-1][0] - 9]
+
+        return offsets
+
+
+class TestLlamaEngine(LlamaSuite):
+    """The suite on every memory kind."""
+
+
+class TestWithoutFlashAttention(LlamaSuite):
+    """V is stored transposed."""
+
+    options: ClassVar[dict[str, Any]] = {"flash_attention": "off"}
+
+    @pytest.fixture(params=["llama", "gemma3"])
+    def kind(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+
+class TestFullWindows(LlamaSuite):
+    """The sliding window's cells are all kept."""
+
+    options: ClassVar[dict[str, Any]] = {"swa_full": True}
+
+    @pytest.fixture(params=["gemma3"])
+    def kind(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    def test_a_window_that_is_gone_is_left_out(self, engine: LlamaEngine) -> None:
+        saved = prefill(engine, 0, tokens(12 * SIZE))
+        assert {p: bytes(v) for p, v in engine.export(0, 0).items()} == saved[0], "nothing goes"
+
+    def test_a_window_model_goes_back_as_far_as_its_windows_reach(
+        self, engine: LlamaEngine, cold: object
+    ) -> None:
+        prefill(engine, 0, tokens(12 * SIZE))
+        assert all(engine.can_truncate(0, length) for length in range(12 * SIZE + 1))
+
+
+@pytest.fixture
+def plain(gguf_model: ModelShelf) -> Path:
+    return gguf_model("llama")
+
+
+# Identity.
+
+
+def digest(engine: LlamaEngine) -> bytes:
+    engine.close()
+    return Namespace.of(engine.identity).digest
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"type_k": "q8_0"},
+        {"type_k": "bf16"},
+        {"type_v": "bf16"},
+        {"flash_attention": "off"},
+        {"namespace_tag": "other"},
+        {"block_tokens": 32},
+    ],
+    ids=lambda changes: "-".join(map(str, *changes.items())),
+)
+def test_what_changes_the_state_changes_the_identity(plain: Path, changes: dict[str, Any]) -> None:
+    base = {"flash_attention": "on"}
+    assert digest(open_engine(plain, **base)) != digest(open_engine(plain, **base | changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"threads": 2},
+        {"ubatch_tokens": 512},
+        {"slots": 1},
+        {"context_tokens": 2048},
+        {"mmap": False},
+        {"chat_template": "chatml"},
+        {"flash_attention": "auto"},  # what it came to is on
+    ],
+    ids=lambda changes: "-".join(map(str, *changes.items())),
+)
+def test_what_does_not_change_the_state_does_not_change_the_identity(
+    plain: Path, changes: dict[str, Any]
+) -> None:
+    base = {"flash_attention": "on"}
+    assert digest(open_engine(plain, **base)) == digest(open_engine(plain, **base | changes))
+
+
+def test_a_context_past_the_rope_switch_is_another_setting(tmp_path: Path) -> None:
+    path = tmp_path / "long.gguf"
+    model = models._Model(path, "llama", models.Shape())
+    models._header(model, "llama")
+    model.gguf.add_rope_scaling_orig_ctx_len(1024)
+    models._vocabulary(model)
+    models._llama(model)
+    model.save()
+    short, exact, long = (open_engine(path, context_tokens=n) for n in (512, 1024, 2048))
+    assert [e.identity["rope_long"] for e in (short, exact, long)] == [False, False, True]
+    assert digest(short) == digest(exact) != digest(long)
+
+
+def test_the_rotation_switch_is_identity(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digest(open_engine(plain))
+    monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
+    assert digest(open_engine(plain)) != before
+
+
+# What it is made of.
+
+
+def test_geometries(gguf_model: ModelShelf) -> None:
+    found = {}
+    for kind in KINDS:
+        engine = open_engine(model_of(gguf_model, kind))
+        g = engine.geometry
+        found[kind] = (g.has_kv, g.window_blocks, g.has_boundary, g.boundary_stride)
+        if g.has_kv and engine._state.recurrent is not None:
+            assert engine._state.kv is not None
+            between = g.boundary_stride * engine._state.kv.size
+            assert engine._state.recurrent.size <= between, "no more than the blocks between them"
+        assert g.boundary_stride % 2 == 0, "a call's end: calls are two blocks long"
+        engine.close()
+    assert found["llama"] == (True, 0, False, 0)
+    assert found["gemma3"] == (True, 2, False, 0)
+    assert found["lfm2"][:3] == found["qwen35"][:3] == (True, 0, True)
+    assert found["mamba"] == found["mamba2"] == (False, 0, True, 32)
+
+
+def test_the_context_is_what_was_asked_for_or_trained(gguf_model: ModelShelf) -> None:
+    trained = open_engine(gguf_model("llama", n_ctx=512), context_tokens=0)
+    assert trained.limits.context_tokens == trained.limits.train_tokens == 512
+    trained.close()
+    rounded = open_engine(gguf_model("llama"), context_tokens=300)
+    assert rounded.limits.context_tokens == 512
+    rounded.close()
+    least = open_engine(gguf_model("llama"), context_tokens=1)
+    assert least.limits.context_tokens == 256
+    least.close()
+
+
+def test_info(gguf_model: ModelShelf) -> None:
+    model = gguf_model("llama")
+    engine = open_engine(model)
+    info = engine.info
+    assert info.name == model.stem
+    assert info.description.startswith("llama")
+    assert info.bos_token == "<s>"
+    assert info.eos_token == "</s>"
+    assert info.chat_template == models.CHATML
+    assert 0 < info.size_bytes < model.stat().st_size
+    engine.close()
+
+
+def test_a_ubatch_below_a_block_is_refused(plain: Path) -> None:
+    with pytest.raises(ConfigError, match="-ub must be at least 64"):
+        open_engine(plain, ubatch_tokens=63)
+
+
+def test_calls_end_with_whole_blocks(plain: Path) -> None:
+    engine = open_engine(plain, ubatch_tokens=200)
+    assert engine.limits.call_tokens == 192
+    engine.close()
+
+
+def test_what_fails_while_it_opens_is_freed(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+    close = LlamaEngine.close
+    monkeypatch.setattr(LlamaEngine, "close", lambda self: (closed.append(self), close(self)))
+    with pytest.raises(ConfigError, match="--chat-template"):
+        open_engine(plain, chat_template="nosuch")
+    with pytest.raises(ModelLoadError, match="flash attention off"):
+        open_engine(plain, type_v="q8_0", flash_attention="off")
+    assert len(closed) == 2
+    assert all(engine._model is None and engine._context is None for engine in closed)
+
+
+def test_text_of_a_closed_engine(plain: Path) -> None:
+    engine = open_engine(plain)
+    ids = engine.tokenize("hello", add_special=True, parse_special=False)
+    assert ids[0] == models.BOS
+    assert engine.detokenize(ids) == "hello"
+    assert engine.token_bytes(models.FIRST_BYTE + 200) == bytes([200])
+    assert engine.is_end(models.EOS)
+    assert engine.is_end(models.IM_END)
+    assert not engine.is_end(ids[-1])
+    assert "<|im_start|>user\nhi" in engine.chat_prompt([{"role": "user", "content": "hi"}])
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.tokenize("hello", add_special=True, parse_special=False)
+    with pytest.raises(EngineError, match="closed"):
+        engine.is_end(1)
+
+
+# llama.cpp's word is not taken on trust.
+
+
+def short_by_one(function: Any) -> Any:
+    return lambda *args: function(*args) - 1
+
+
+def test_an_export_of_another_length_than_announced_is_refused(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(plain)
+    saved = prefill(engine, 0, tokens(SIZE))
+    api = engine._api
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            api, "llama_state_seq_get_data_ext", short_by_one(api.llama_state_seq_get_data_ext)
+        )
+        with pytest.raises(StateRejected, match="exported"):
+            engine.export(0, 0)
+    again = engine.export(0, 0)
+    assert bytes(again[Part.KV]) == saved[0][Part.KV]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            api, "llama_state_seq_set_data_ext", short_by_one(api.llama_state_seq_set_data_ext)
+        )
+        engine.clear(0)
+        with pytest.raises(StateRejected, match="took"):
+            engine.import_(0, 0, saved[0])
+    engine.clear(0)
+    engine.decode([Chunk(1, tokens(SIZE, 2))])
+    engine.import_(0, 0, saved[0])
+    assert bytes(engine.export(0, 0)[Part.KV]) == saved[0][Part.KV], "no cell was left over"
+    engine.close()
+
+
+def test_a_truncate_that_llama_cpp_refuses_is_refused(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(plain)
+    engine.decode([Chunk(0, tokens(100))])
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._api, "llama_memory_seq_rm", lambda *_: False)
+        with pytest.raises(StateRejected, match=r"llama\.cpp can't"):
+            engine.truncate(0, 50)
+    assert engine.length(0) == 100
+    engine.close()
+
+
+def test_a_state_layout_that_is_not_known_turns_the_tiers_off(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = LlamaState.read
+
+    def strange(blob: bytes, second: int, **options: Any) -> LlamaState:
+        return read(blob[:-1], second, **options)
+
+    monkeypatch.setattr(LlamaState, "read", strange)
+    engine = open_engine(plain)
+    verdict = engine.self_test()
+    assert not verdict.passed
+    assert "does not know" in verdict.detail
+    assert engine.geometry.parts == ()
+    engine.decode([Chunk(0, tokens(10), logits=True)])
+    assert np.isfinite(engine.logits(0)).all(), "it still answers"
+    engine.close()
+
+
+def test_a_large_boundary_grows_the_buffer(gguf_model: ModelShelf) -> None:
+    """More than the first MiB: what was read before stays valid."""
+    engine = open_engine(gguf_model("mamba", n_embd=512, n_layer=16))
+    assert engine._state.recurrent is not None
+    saved = prefill(engine, 0, tokens(SIZE))
+    assert len(saved[0][Part.BOUNDARY]) == engine._state.recurrent.size
+    assert engine._state.recurrent.size > 1 << 20
+    engine.clear(0)
+    engine.import_(0, 0, saved[0])
+    assert engine.restored(0)
+    engine.close()
+
+
+def test_kv_and_boundary_share_a_buffer_that_grows(
+    gguf_model: ModelShelf,
+) -> None:
+    engine = open_engine(gguf_model("qwen35"))
+    engine.decode([Chunk(0, tokens(SIZE))])
+    apart = {p: bytes(v) for p, v in engine.export(0, 0, boundary=True).items()}
+    engine._buffer = bytearray(16)
+    together = engine.export(0, 0, boundary=True)
+    assert {p: bytes(v) for p, v in together.items()} == apart
+    assert ctypes.sizeof(ctypes.c_uint8) * len(engine._buffer) >= sum(map(len, apart.values()))
+    engine.close()
