@@ -6,7 +6,8 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spillcache.chain import as_tokens, block_hash, chain_hashes, chain_root
+from spillcache.chain import Chain, as_tokens, block_hash, chain_hashes, chain_root
+from spillcache.namespace import Namespace
 
 DIGEST = bytes(range(32))
 SALT = b"tenant-7"
@@ -145,3 +146,90 @@ def test_any_integer_array_will_do(dtype: type) -> None:
     root = chain_root(DIGEST)
     assert chain_hashes(root, np.arange(128, dtype=dtype), 64) == chain_hashes(root, range(128), 64)
     assert as_tokens(np.arange(3, dtype=dtype)).dtype == np.uint32
+
+
+# A chain that grows.
+
+NAMESPACE = Namespace.of({"model": "x"})
+SMALL_IDS = st.lists(st.integers(0, 3), max_size=30)
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("extend"), SMALL_IDS),
+        st.tuples(st.just("truncate"), st.integers(0, 60)),
+        st.tuples(st.just("shared"), SMALL_IDS),
+    ),
+    max_size=12,
+)
+
+
+def agree(chain: Chain, model: list[int], salt: bytes) -> None:
+    """All that a chain says is what a list of its tokens says."""
+    size = chain.block_tokens
+    root = chain_root(NAMESPACE.digest, salt)
+    blocks = [(model[i * size : (i + 1) * size], b"") for i in range(len(model) // size)]
+    assert chain.hashes == spelled_out(root, blocks)
+    assert (len(chain), chain.blocks) == (len(model), len(blocks))
+    assert chain.tokens.tolist() == model
+    assert chain.tokens.dtype == np.uint32
+    before = [root, *chain.hashes]
+    assert [chain.parent(i) for i in range(chain.blocks + 1)] == before
+
+
+@given(SMALL_IDS, OPERATIONS, st.integers(1, 7), st.binary(max_size=4))
+def test_a_chain_is_a_list_of_tokens_with_hashes(
+    first: list[int], operations: list, block_tokens: int, salt: bytes
+) -> None:
+    chain, model = Chain(NAMESPACE, block_tokens, first, salt), list(first)
+    agree(chain, model, salt)
+    for name, value in operations:
+        if name == "extend":
+            chain.extend(value)
+            model += value
+        elif name == "truncate":
+            chain.truncate(value)
+            del model[value:]
+        else:
+            same = [a == b for a, b in zip(model, value, strict=False)]
+            expected = same.index(False) if False in same else len(same)
+            assert chain.shared(as_tokens(value)) == expected
+        agree(chain, model, salt)
+
+
+def test_a_chain_outgrows_its_buffer() -> None:
+    chain, model = Chain(NAMESPACE, 64), []
+    for start in range(0, 3000, 100):
+        chain.extend(range(start, start + 100))
+        model += range(start, start + 100)
+    agree(chain, model, b"")
+    chain.extend(np.arange(10_000))
+    agree(chain, [*model, *range(10_000)], b"")
+
+
+def test_a_token_that_completes_a_block_names_it() -> None:
+    chain = Chain(NAMESPACE, 4, [1, 2, 3])
+    assert chain.blocks == 0
+    assert chain.parent(0) == chain.root
+    chain.extend([4])
+    assert chain.blocks == 1
+    first = chain.hashes[0]
+    chain.truncate(3)
+    assert chain.blocks == 0
+    chain.extend([5])
+    assert chain.hashes[0] != first
+    chain.truncate(3)
+    chain.extend([4])
+    assert chain.hashes == [first]
+
+
+@pytest.mark.parametrize("bad", [-1, 2**32])
+def test_a_chain_refuses_ids_outside_u32_and_stays(bad: int) -> None:
+    chain = Chain(NAMESPACE, 2, [1, 2, 3])
+    with pytest.raises(ValueError, match="token ids"):
+        chain.extend([4, bad])
+    agree(chain, [1, 2, 3], b"")
+
+
+def test_chains_of_other_namespaces_and_salts_share_nothing() -> None:
+    other = Namespace.of({"model": "y"})
+    chains = [Chain(n, 4, range(8), salt) for n in (NAMESPACE, other) for salt in (b"", b"s")]
+    assert len({digest for chain in chains for digest in [chain.root, *chain.hashes]}) == 12
