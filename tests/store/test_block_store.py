@@ -18,6 +18,7 @@ from store_tools import (
     entries,
     objects,
     read_all,
+    segment_files,
 )
 
 from spillcache.chain import BlockHash
@@ -26,6 +27,7 @@ from spillcache.errors import ObjectMissing, StoreIndexError
 from spillcache.metrics import Metrics
 from spillcache.state import Part
 from spillcache.store.block_store import BlockStore
+from spillcache.store.eviction import evict
 
 ALL = tuple(Part)
 
@@ -301,6 +303,18 @@ def test_an_object_evicted_after_find_is_missing(store):
     with pytest.raises(ObjectMissing):
         read_all(store, stale)
     check_all(store, wanted)
+
+
+def test_an_object_whose_whole_segment_was_freed_after_find_is_missing(store):
+    wanted = objects(1, 3)
+    store.put(NAMESPACE, wanted)
+    stale = entries(store, wanted)
+    opened = store._opened
+    opened.writer.close()  # seals the segment
+    opened.segments.free(opened.index.write(lambda c: evict(c, 1 << 40, lambda _: False, 0)).places)
+    assert segment_files(store.path) == []
+    with pytest.raises(ObjectMissing):
+        read_all(store, stale)
 
 
 def test_a_fork_is_refused(tmp_path):

@@ -164,6 +164,21 @@ def test_shrinking_the_quota_evicts_at_open(tmp_path):
             assert read_all(store, entries(store, objects(0, 10, MIB))) == []
 
 
+def test_a_damaged_block_that_is_put_again_is_a_parent_again(store):
+    wanted = objects(1, 3)
+    store.put(NAMESPACE, wanted)
+    opened = store._opened
+    second = entries(store, wanted)[1]
+    opened.segments.free(opened.index.write(lambda c: c.remove(c.current(second))))
+    store.put(NAMESPACE, wanted)
+    check_all(store, wanted)
+    # The block that follows is used last, and goes first all the same.
+    store.touch(NAMESPACE.id, wanted[2].block)
+    store.namespaces()
+    assert victims(store, 1, seeds=(1,)) == [(1, 2, "KV")]
+    assert victims(store, 4097, seeds=(1,)) == [(1, 1, "KV"), (1, 2, "KV")]
+
+
 def test_ghost_rows_go_with_their_last_child(store):
     """A damaged block that others follow: its row stays for them, and goes when they go."""
     wanted = objects(1, 4)

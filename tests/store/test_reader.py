@@ -117,38 +117,52 @@ def test_damage_in_the_padding_harms_nobody(store):
     check_all(store, wanted)
 
 
+LIES = [
+    {"block": bytes(32)},
+    {"parent": bytes(32)},
+    {"namespace_id": bytes(8)},
+    {"part": Part.WINDOW},
+    {"record_class": 2},
+    {"token_count": 5},
+    {"block_index": 7},
+    {"codec": 9},
+    {"codec": 1, "raw_bytes": 2999},
+    {"codec": 1, "raw_bytes": 1 << 35},
+    {"codec": 1, "stored_bytes": 1 << 35},
+    {"tail_tokens": 1},
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids="-".join)
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
-def test_damage_with_a_right_checksum_is_found_too(tmp_path, codec):
-    """A record that is whole but another's, or lies about itself: a misdirected write."""
-    wanted = [replace(o, payload=bytes(o.payload[:50]) * 60) for o in objects(1, 12)]
+def test_damage_with_a_right_checksum_is_found_too(tmp_path, codec, lie):
+    """A header that is whole but says something else: a misdirected write, or malice."""
+    wanted = [replace(o, payload=bytes(o.payload[:50]) * 60) for o in objects(1, 3)]
     with BlockStore.open(config(tmp_path, codec=codec)) as store:
         store.put(NAMESPACE, wanted)
         found = entries(store, wanted)
         segment = segment_files(tmp_path)[0]
         with open(segment, "rb", buffering=0) as file:
-            file.seek(found[0].offset)
-            other = file.read(4096)
-        header = RecordHeader.parse(other)
-        body = other[192 : 192 + header.stored_bytes]
-        lies = [
-            replace(header, block=found[1].block),
-            replace(header, block=found[2].block, parent=found[2].parent),
-            replace(header, namespace_id=bytes(8)),
-            replace(header, part=2),
-            replace(header, record_class=2),
-            replace(header, token_count=5),
-            replace(header, block_index=1),
-            replace(header, codec=9, raw_bytes=1),
-            replace(header, codec=9, raw_bytes=1 << 35),
-            replace(header, codec=9, stored_bytes=1 << 35),
-        ]
-        overwrite(segment, found[11].offset, other)
-        for entry, lie in zip(found, lies, strict=False):
-            overwrite(segment, entry.offset, lie.encode() + body)
-        for entry in [*found[:10], found[11]]:
-            with pytest.raises(CorruptBlock):
-                read_all(store, [entry])
-        assert read_all(store, [found[10]]) == [wanted[10].payload]
+            file.seek(found[1].offset)
+            header = RecordHeader.parse(file.read(192))
+        overwrite(segment, found[1].offset, replace(header, **lie).encode())
+        with pytest.raises(CorruptBlock, match=r"another object|in the index"):
+            read_all(store, found[1:2])
+        assert read_all(store, [found[0], found[2]]) == [wanted[0].payload, wanted[2].payload]
+
+
+def test_another_whole_record_in_its_place(store):
+    wanted = objects(1, 3)
+    store.put(NAMESPACE, wanted)
+    found = entries(store, wanted)
+    segment = segment_files(store.path)[0]
+    with open(segment, "rb", buffering=0) as file:
+        file.seek(found[0].offset)
+        record = file.read(4096)
+    overwrite(segment, found[1].offset, record)
+    with pytest.raises(CorruptBlock, match="another object"):
+        read_all(store, found)
+    assert read_all(store, [found[0], found[2]]) == [wanted[0].payload, wanted[2].payload]
 
 
 def test_a_zstd_frame_that_lies_about_its_length(tmp_path):

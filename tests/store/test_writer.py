@@ -91,6 +91,49 @@ def test_an_io_error_while_writing_loses_nothing(faulty, files, where, code):
         assert catalog.meta.reserved == 0
 
 
+def test_bytes_are_on_the_device_before_the_index_names_them(tmp_path, monkeypatch):
+    events = []
+
+    class Recording(Files):
+        def pwrite(self, fd, buffer, offset):
+            events.append("write")
+            return super().pwrite(fd, buffer, offset)
+
+        def sync(self, fd):
+            events.append("sync")
+            super().sync(fd)
+
+        def punch(self, fd, offset, length):
+            events.append("punch")
+            return super().punch(fd, offset, length)
+
+    with BlockStore.open(config(tmp_path), files=Recording()) as store:
+        store.put(NAMESPACE, objects(1, 2))
+        index = store._opened.index
+        real = index.write
+
+        def write(work):
+            result = real(work)
+            events.append("commit")
+            return result
+
+        monkeypatch.setattr(index, "write", write)
+        for seed in range(2, 100):
+            events.clear()
+            store.put(NAMESPACE, objects(seed, 4, 500_000))
+            if "punch" in events:
+                break
+    # What goes is forgotten before it is freed, and freed before its room is promised to others.
+    first = events.index("punch")
+    last = len(events) - 1 - events[::-1].index("punch")
+    assert events[first - 1] == "commit"
+    assert events[last + 1] == "commit"
+    # Every write is on the device before the next commit.
+    for at in (n for n, each in enumerate(events) if each == "write"):
+        assert next(e for e in events[at:] if e in ("sync", "commit")) == "sync"
+    assert events[last:].count("write") == 1
+
+
 def test_short_writes_are_completed(faulty, files):
     files.most_bytes = 4096
     wanted = objects(1, 20, 20_000)
