@@ -60,7 +60,8 @@ class Namespace:
             namespace = cls(tuple(_decode_fields(data)))
         except (struct.error, IndexError, UnicodeDecodeError, KeyError) as error:
             raise ValueError(f"not a namespace: {error}") from error
-        if namespace.encode() != data:
+        names = [name for name, _ in namespace.fields]
+        if namespace.encode() != data or sorted(set(names)) != names:
             raise ValueError("not a namespace in canonical form")
         return namespace
 

@@ -202,3 +202,11 @@ def test_a_file_that_never_rests_is_an_error(tmp_path: Path) -> None:
         remembered_digest(path, notes.get, notes.__setitem__, stop)
     assert len(replaced) == 3
     assert not notes
+
+
+def test_fields_out_of_order_or_twice_are_refused() -> None:
+    swapped = Namespace((("b", 1), ("a", 2))).encode()
+    twice = Namespace((("a", 1), ("a", 1))).encode()
+    for data in (swapped, twice):
+        with pytest.raises(ValueError, match="canonical"):
+            Namespace.decode(data)
