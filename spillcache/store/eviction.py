@@ -37,7 +37,20 @@ def evict(
     """
     eviction = Eviction()
     for newest in (fresh_after, None):
-        _evict_until(catalog, eviction, need_bytes, is_spared, newest)
+        _evict_until(catalog, eviction, need_bytes, is_spared, newest=newest)
+    return eviction
+
+
+def evict_older(
+    catalog: Catalog, oldest: int, is_spared: Callable[[bytes], bool], most: int
+) -> Eviction:
+    """Forget objects that were last used at ``oldest`` (the store's clock) or before, about
+    ``most`` of them.
+
+    Costs what it forgets, not what there is: in each rank the least recently used come first.
+    """
+    eviction = Eviction()
+    _evict_until(catalog, eviction, 1 << 63, is_spared, newest=oldest, most=most)
     return eviction
 
 
@@ -46,11 +59,13 @@ def _evict_until(
     eviction: Eviction,
     need_bytes: int,
     is_spared: Callable[[bytes], bool],
+    *,
     newest: int | None,
+    most: int = 1 << 63,
 ) -> None:
     start = b"\0"
     freed = eviction.freed_bytes
-    while freed < need_bytes:
+    while freed < need_bytes and len(eviction.places) < most:
         victim = _next_victim(catalog, start, is_spared, newest)
         if victim is None:
             return

@@ -6,6 +6,7 @@ is made by the writer.
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,18 +15,22 @@ from spillcache.config import MIB
 from spillcache.metrics import Metrics
 from spillcache.store import touches
 from spillcache.store.catalog import Catalog
-from spillcache.store.eviction import Eviction, evict
+from spillcache.store.eviction import Eviction, evict, evict_older
 from spillcache.store.files import Files
 from spillcache.store.index import Index
 from spillcache.store.location import Location
 from spillcache.store.pins import Pins
 from spillcache.store.segments import Segments
-from spillcache.store.touches import Touches
+from spillcache.store.touches import Touches, Uses
 
 _FIXED_BYTES = MIB
 """Directories, settings, a segment's header, and what a small transaction adds to the index."""
 _INDEX_BYTES_PER_OBJECT = 16 << 10
 """A commit copies a leaf page or two per random key before it can reuse old ones."""
+_EXPIRE_EVERY_S = 60.0
+_EXPIRE_OBJECTS = 2000
+"""In one transaction; more wait for the next, so that other writers get their turn."""
+_NS_PER_S = 1_000_000_000
 _FRESH_SHARE = 16
 _SLACK_SHARE = 128
 _MAX_SLACK_BYTES = 64 * MIB
@@ -49,6 +54,15 @@ class Limits:
 
     quota_bytes: int
     min_free_bytes: int
+    max_age_s: float | None = None
+    """Objects that were not used for longer are evicted; None: age is no reason."""
+
+
+def index_bytes(objects: int) -> int:
+    """What is promised for the index's growth when so many rows are added; given back with the
+    commit that adds them.
+    """
+    return objects * _INDEX_BYTES_PER_OBJECT
 
 
 class Room:
@@ -79,6 +93,7 @@ class Room:
         self._recent: deque[tuple[int, int]] = deque()
         self._recent_bytes = 0
         self._fresh_after = (1 << 64) - 1
+        self._expire_at = 0.0
 
     def used_bytes(self, catalog: Catalog) -> int:
         """What the directory takes, and what is promised to writers."""
@@ -98,14 +113,45 @@ class Room:
     def reserve(
         self, segment: int, need_bytes: int, objects: int, is_spared: Callable[[bytes], bool]
     ) -> None:
-        """Promise ``need_bytes`` to a segment's writer, who will add ``objects`` rows; evicts what
-        is in the way.
+        """Promise ``need_bytes``, and ``index_bytes(objects)`` for the rows that it will add, to a
+        segment's writer; evicts what is in the way.
 
         ``is_spared``: blocks (namespace id and hash) that must stay, besides those that are pinned.
         Raises NoRoom when that can't be had, and whatever ``Index.write`` raises.
         """
+        self.expire(is_spared)
         while (eviction := self._attempt(segment, need_bytes, objects, is_spared)) is not None:
             self._finish(eviction)
+
+    def expire(self, is_spared: Callable[[bytes], bool], *, now: bool = False) -> int:
+        """Evict what was not used for longer than the limit; the bytes freed. Looks about once a
+        minute, or ``now``.
+
+        Costs what is evicted and no more: in each rank the oldest come first.
+        """
+        max_age_s = self.limits.max_age_s
+        if max_age_s is None or (time.monotonic() < self._expire_at and not now):
+            return 0
+        self._expire_at = time.monotonic() + _EXPIRE_EVERY_S
+        oldest = time.time_ns() - int(max_age_s * _NS_PER_S)
+        freed = 0
+        while True:
+            uses = self._touched.snapshot()
+
+            def work(catalog: Catalog, uses: Uses = uses) -> Eviction:
+                touches.apply(catalog, uses)
+                spared = self._sparing(is_spared)
+                return evict_older(catalog, oldest, spared, _EXPIRE_OBJECTS)
+
+            eviction = self._index.write(work)
+            self._touched.forget(uses)
+            if not eviction.places:
+                return freed
+            self._finish(eviction)
+            freed += eviction.freed_bytes
+
+    def _sparing(self, is_spared: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
+        return lambda block: block in self._pins or is_spared(block)
 
     def make_free(self, need_bytes: int, is_spared: Callable[[bytes], bool]) -> int:
         """Evict at least ``need_bytes``, whatever the limits say, if there is that much: the bytes
@@ -113,10 +159,7 @@ class Room:
 
         For a filesystem that is full although it said otherwise: another's writes, a user's quota.
         """
-
-        def spared(block: bytes) -> bool:
-            return block in self._pins or is_spared(block)
-
+        spared = self._sparing(is_spared)
         eviction = self._index.write(lambda c: evict(c, need_bytes, spared, self._fresh_after))
         self._finish(eviction)
         return eviction.freed_bytes
@@ -132,22 +175,20 @@ class Room:
     ) -> Eviction | None:
         """None when the reservation was made; else what was evicted for it, still to be freed."""
         uses = self._touched.snapshot()
-        wanted = need_bytes + objects * _INDEX_BYTES_PER_OBJECT
-
-        def spared(block: bytes) -> bool:
-            return block in self._pins or is_spared(block)
+        wanted = need_bytes + index_bytes(objects)
+        spared = self._sparing(is_spared)
 
         def work(catalog: Catalog) -> Eviction | None:
             touches.apply(catalog, uses)
             headroom = self.headroom(catalog)
             lacking = wanted - headroom
             if lacking <= 0:
-                catalog.reserve(segment, need_bytes)
+                catalog.reserve(segment, wanted)
                 return None
             eviction = evict(catalog, lacking + self._slack(), spared, self._fresh_after)
             freed = eviction.freed_bytes
             if not freed or (self._segments.can_punch and freed < lacking):
-                raise NoRoom(headroom + freed - objects * _INDEX_BYTES_PER_OBJECT)
+                raise NoRoom(headroom + freed - index_bytes(objects))
             return eviction
 
         eviction = self._index.write(work)

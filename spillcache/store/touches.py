@@ -10,6 +10,8 @@ from spillcache.store.catalog import Catalog
 _MOST = 16384
 
 _Key = tuple[bytes, BlockHash]
+Uses = dict[_Key, tuple[int, int]]
+"""By block: when it was used, and how many windows a restore there reads."""
 
 
 class Touches:
@@ -19,7 +21,7 @@ class Touches:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._uses: dict[_Key, tuple[int, int]] = {}
+        self._uses: Uses = {}
 
     def add(self, namespace_id: bytes, block: BlockHash, window_blocks: int) -> None:
         """Note that a prefix which ends with ``block`` was used just now."""
@@ -30,12 +32,12 @@ class Touches:
             if len(self._uses) > _MOST:
                 del self._uses[next(iter(self._uses))]
 
-    def snapshot(self) -> dict[_Key, tuple[int, int]]:
+    def snapshot(self) -> Uses:
         """What is to be written."""
         with self._lock:
             return dict(self._uses)
 
-    def forget(self, written: dict[_Key, tuple[int, int]]) -> None:
+    def forget(self, written: Uses) -> None:
         """These are written."""
         with self._lock:
             for key, use in written.items():
@@ -43,7 +45,7 @@ class Touches:
                     del self._uses[key]
 
 
-def apply(catalog: Catalog, uses: dict[_Key, tuple[int, int]]) -> None:
+def apply(catalog: Catalog, uses: Uses) -> None:
     """Write them: all parts of the block itself, and the windows of those before it that a restore
     there reads.
     """

@@ -28,7 +28,7 @@ from spillcache.store.format import (
 )
 from spillcache.store.index import Index
 from spillcache.store.objects import PutResult, StoreObject
-from spillcache.store.room import NoRoom, Room
+from spillcache.store.room import NoRoom, Room, index_bytes
 from spillcache.store.rows import Entry
 from spillcache.store.segments import Segments
 
@@ -276,7 +276,7 @@ class Writer:
             for record, offset in zip(group, offsets, strict=True):
                 _admit(catalog, record, Place(segment, offset, record.size), done)
             row.committed_end = end
-            catalog.reserve(segment, -need)
+            catalog.reserve(segment, -need - index_bytes(len(group)))
             catalog.measure(segment, self._files.allocated_at(self._segments.path(segment)))
             return done
 
