@@ -55,7 +55,7 @@ class Catalog:
         self._meta: Meta | None = None
         self._segments: dict[int, SegmentRow | None] = {}
         self._usage: dict[bytes, PartUsage] = {}
-        self._namespaces: dict[bytes, NamespaceRow] = {}
+        self._namespaces: dict[bytes, NamespaceRow | None] = {}
 
     # The store's own figures.
 
@@ -93,7 +93,8 @@ class Catalog:
             else:
                 self._delete("usage", key)
         for key, namespace in self._namespaces.items():
-            self._put("namespaces", key, namespace.pack())
+            if namespace is not None:
+                self._put("namespaces", key, namespace.pack())
 
     # Objects.
 
@@ -116,6 +117,19 @@ class Catalog:
         """Whether the object is there, bytes and all."""
         entry = self.entry(namespace_id, block, part)
         return entry is not None and entry.is_present
+
+    def objects_from(self, start: bytes, prefix: bytes, most: int) -> list[Entry]:
+        """Up to ``most`` rows from key ``start`` on whose keys begin with ``prefix``, in their
+        order.
+        """
+        found = []
+        with self._txn.cursor(db=self._db["objects"]) as cursor:
+            if cursor.set_range(max(start, prefix) or b"\0"):
+                for key, value in cursor.iternext():
+                    if not key.startswith(prefix) or len(found) == most:
+                        break
+                    found.append(rows.unpack_entry(*rows.split_object_key(key), value))
+        return found
 
     def insert(self, entry: Entry) -> None:
         """Name a new object whose bytes are on disk. There must be no present object of that key.
@@ -335,6 +349,25 @@ class Catalog:
         row = self._namespace_row(namespace_id)
         if row is not None:
             row.last_used_ns = max(row.last_used_ns, use)
+
+    def is_hidden(self, namespace_id: bytes) -> bool:
+        """Whether nothing of a namespace may be found."""
+        row = self._namespace_row(namespace_id)
+        return row is not None and row.hidden_ns > 0
+
+    def hide(self, namespace_id: bytes, reason: str | None) -> bool:
+        """Hide a namespace for a reason, or show it again (None); False if there is no such one."""
+        row = self._namespace_row(namespace_id)
+        if row is None:
+            return False
+        row.hidden_ns = 0 if reason is None else self.tick()
+        row.reason = reason or ""
+        return True
+
+    def drop_namespace(self, namespace_id: bytes) -> None:
+        """Forget a namespace that has no objects."""
+        self._namespaces[namespace_id] = None
+        self._delete("namespaces", namespace_id)
 
     def _namespace_row(self, namespace_id: bytes) -> NamespaceRow | None:
         if namespace_id not in self._namespaces:

@@ -56,6 +56,10 @@ class NamespaceInfo:
     """Unix time in seconds."""
     last_used: float
     """Unix time in seconds, of the last put or touch that was written."""
+    hidden_since: float | None = None
+    """Unix time in seconds; None: it is not hidden."""
+    reason: str = ""
+    """Why it is hidden."""
 
 
 @dataclass(frozen=True, slots=True)

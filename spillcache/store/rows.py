@@ -23,6 +23,7 @@ _ENTRY = struct.Struct("<QQQQQ32sIIIIBBBx")
 _SEGMENT = struct.Struct("<BxxxxxxxQQQQQQQ")
 _META = struct.Struct("<IxxxxQQQQQ")
 _USAGE = struct.Struct("<QQQ")
+_NAMESPACE = struct.Struct("<QQQI")
 _U64 = struct.Struct("<Q")
 _U64_KEY = struct.Struct(">Q")
 _PLACE_KEY = struct.Struct(">QQ")
@@ -241,19 +242,28 @@ class PartUsage:
 
 @dataclass(slots=True)
 class NamespaceRow:
-    """One namespace: its encoding and when it was first and last used (the store's clock, which is
-    Unix time).
+    """One namespace: its encoding, when it was first and last used, and since when it is hidden
+    (the store's clock, which is Unix time).
     """
 
     created_ns: int
     last_used_ns: int
     encoding: bytes
+    hidden_ns: int = 0
+    """0: it is not hidden."""
+    reason: str = ""
+    """Why it is hidden, for people."""
 
     def pack(self) -> bytes:
         """The value in ``namespaces``."""
-        return _U64.pack(self.created_ns) + _U64.pack(self.last_used_ns) + self.encoding
+        reason = self.reason.encode()
+        head = _NAMESPACE.pack(self.created_ns, self.last_used_ns, self.hidden_ns, len(reason))
+        return head + reason + self.encoding
 
     @classmethod
     def unpack(cls, value: bytes) -> "NamespaceRow":
-        """What ``pack`` made."""
-        return cls(_U64.unpack_from(value)[0], _U64.unpack_from(value, 8)[0], value[16:])
+        """What ``pack`` made; raises struct.error, or ValueError for a reason that is no text."""
+        created_ns, last_used_ns, hidden_ns, length = _NAMESPACE.unpack_from(value)
+        end = _NAMESPACE.size + length
+        reason = value[_NAMESPACE.size : end].decode()
+        return cls(created_ns, last_used_ns, value[end:], hidden_ns, reason)

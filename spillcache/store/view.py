@@ -96,6 +96,8 @@ def namespace_infos(catalog: Catalog) -> list[NamespaceInfo]:
                 parts={part: usage.objects for part, usage in parts.items()},
                 created=row.created_ns / _NS_PER_S,
                 last_used=row.last_used_ns / _NS_PER_S,
+                hidden_since=row.hidden_ns / _NS_PER_S if row.hidden_ns else None,
+                reason=row.reason,
             )
         )
     return sorted(found, key=lambda info: -info.last_used)

@@ -139,6 +139,9 @@ class Writer:
         """The objects that are not there yet, each once."""
         wanted: dict[tuple[bytes, Part], StoreObject] = {}
         with self._index.read() as catalog:
+            if catalog.is_hidden(namespace_id):
+                tally.dropped += len(objects)
+                return []
             for item in objects:
                 key = (item.block, item.part)
                 if key in wanted or catalog.has(namespace_id, item.block, item.part):

@@ -60,8 +60,13 @@ def test_other_rows_are_pinned():
     assert usage.pack().hex() == "".join(f"{n:02x}" + "00" * 7 for n in range(1, 4))
     assert PartUsage.unpack(usage.pack()) == usage
     namespace = NamespaceRow(1, 2, b"abc")
-    assert namespace.pack() == b"\x01" + bytes(7) + b"\x02" + bytes(7) + b"abc"
+    assert namespace.pack() == b"\x01" + bytes(7) + b"\x02" + bytes(7) + bytes(12) + b"abc"
     assert NamespaceRow.unpack(namespace.pack()) == namespace
+    hidden = NamespaceRow(1, 2, b"abc", 3, "é")
+    assert hidden.pack().hex() == (
+        "0100000000000000" "0200000000000000" "0300000000000000" "02000000" "c3a9" "616263"
+    )  # fmt: skip
+    assert NamespaceRow.unpack(hidden.pack()) == hidden
     assert rows.place_key(1, 4096).hex() == "00000000000000010000000000001000"
     assert rows.split_place_key(rows.place_key(1, 4096)) == (1, 4096)
     assert rows.split_segment_key(rows.segment_key(300)) == 300
