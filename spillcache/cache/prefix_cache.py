@@ -198,6 +198,8 @@ class PrefixCache:
 
     def restored(self, match: Match) -> None:
         """Count a match whose blocks the engine has all taken."""
+        if any(step.disk for step in match.steps):
+            self._breaker.worked()
         for source, count in match.blocks_by_source().items():
             self._metrics.restored_blocks.labels(source).inc(count)
         ram = sum(len(view) for step in match.steps for view in step.ram.values())

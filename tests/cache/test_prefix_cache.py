@@ -265,6 +265,24 @@ def test_read_errors_pause_the_tier(
     assert cache.match(c).blocks == 0
 
 
+def test_failures_between_good_restores_are_not_in_a_row(
+    store: WatchedStore, files: FaultyFiles, open_cache: OpenCache
+) -> None:
+    cache, c = open_cache(store), chain(2)
+    offer(cache, c)
+    cache.flush()
+    forget_ram(cache, c.hashes)
+    for _ in range(5):
+        files.read_error = EIO
+        with pytest.raises(Exception, match="nothing was deleted"):
+            restored(cache, cache.match(c))
+        files.read_error = 0
+        match = cache.match(c)
+        assert len(restored(cache, match)) == 2
+        cache.restored(match)
+        assert cache.disk_reason == ""
+
+
 # Pins.
 
 

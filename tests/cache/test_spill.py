@@ -288,6 +288,7 @@ def test_a_failing_disk_pauses_the_tier_and_blocks_are_written_later(
     assert on_disk(store, c) == [{K}] * 3
     assert unsaved(cache) == 0
     assert sample(metrics, "spilled_blocks_total") == 3
+    assert cache._breaker.reason == "", "all is well again"
 
 
 def test_while_the_tier_is_paused_nothing_is_queued_or_due(
