@@ -14,6 +14,8 @@ KVType = Literal["f16", "bf16", "q8_0", "f32"]
 FlashAttention = Literal["auto", "on", "off"]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
+_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w|)", re.IGNORECASE)
+_SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _POWERS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
 
 
@@ -28,6 +30,17 @@ def parse_size(text: str, flag: str) -> int:
             f"{flag}: {text!r} is not a size; write for example 64GiB, 512MiB or a number of bytes"
         )
     return int(float(match[1]) * _POWERS[match[2].lower()])
+
+
+def parse_age(text: str, flag: str) -> float:
+    """``"30d"``, ``"12h"`` or a count of seconds → seconds.
+
+    Raises ConfigError naming ``flag``.
+    """
+    match = _AGE.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise ConfigError(f"{flag}: {text!r} is not an age; write for example 30d, 12h or 90min")
+    return float(match[1]) * _SECONDS[match[2].lower()]
 
 
 def format_size(size_bytes: float) -> str:
@@ -47,6 +60,8 @@ class StoreConfig:
     quota_bytes: int | None = None
     """``--cache-disk-size``; None keeps what the store has, or 32 GiB for a new one."""
     min_free_bytes: int = 4 * GIB
+    max_age_s: float | None = None
+    """``--cache-max-age``: what was not used for longer is evicted; None: age is no reason."""
     codec: Codec = "raw"
     direct_io: bool = True
     """Bypass the page cache on reads where the filesystem allows it."""

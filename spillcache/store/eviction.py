@@ -12,6 +12,7 @@ from spillcache.store.catalog import Catalog, Place
 from spillcache.store.rows import split_evictable_key
 
 _FIRST_BYTES = 256
+_ALL = 1 << 63
 
 
 @dataclass(slots=True)
@@ -27,9 +28,14 @@ class Eviction:
 
 
 def evict(
-    catalog: Catalog, need_bytes: int, is_spared: Callable[[bytes], bool], fresh_after: int
+    catalog: Catalog,
+    need_bytes: int,
+    is_spared: Callable[[bytes], bool],
+    fresh_after: int,
+    most: int = _ALL,
 ) -> Eviction:
-    """Forget objects until ``need_bytes`` are freed, or nothing is left to forget.
+    """Forget objects until ``need_bytes`` are freed, about ``most`` are gone, or nothing is left
+    to forget.
 
     ``is_spared`` is asked with a block's key (namespace id and hash). Objects used after
     ``fresh_after`` (the store's clock) go only when all others are gone, so that what was just
@@ -37,7 +43,7 @@ def evict(
     """
     eviction = Eviction()
     for newest in (fresh_after, None):
-        _evict_until(catalog, eviction, need_bytes, is_spared, newest=newest)
+        _evict_until(catalog, eviction, need_bytes, is_spared, newest=newest, most=most)
     return eviction
 
 
@@ -50,7 +56,7 @@ def evict_older(
     Costs what it forgets, not what there is: in each rank the least recently used come first.
     """
     eviction = Eviction()
-    _evict_until(catalog, eviction, 1 << 63, is_spared, newest=oldest, most=most)
+    _evict_until(catalog, eviction, _ALL, is_spared, newest=oldest, most=most)
     return eviction
 
 
@@ -61,7 +67,7 @@ def _evict_until(
     is_spared: Callable[[bytes], bool],
     *,
     newest: int | None,
-    most: int = 1 << 63,
+    most: int,
 ) -> None:
     start = b"\0"
     freed = eviction.freed_bytes

@@ -84,7 +84,7 @@ class OpenStore:
         self.quarantine = Quarantine(location.quarantine, quarantine_bytes(location.quota_bytes))
         self.room = Room(
             location,
-            Limits(location.quota_bytes, config.min_free_bytes),
+            Limits(location.quota_bytes, config.min_free_bytes, config.max_age_s),
             files=files,
             index=self.index,
             segments=self.segments,
@@ -250,7 +250,8 @@ def acquire(config: StoreConfig, metrics: Metrics | None, files: Files | None) -
         identity = _identity(location.path)
         store = _open.get(identity)
         if store is not None and store.pid == os.getpid():
-            store.room.limits = Limits(location.quota_bytes, config.min_free_bytes)
+            limits = Limits(location.quota_bytes, config.min_free_bytes, config.max_age_s)
+            store.room.limits = limits
             store.room.shrink()
         else:
             store = OpenStore(location, config, files or Files(direct=config.direct_io), metrics)

@@ -262,8 +262,8 @@ class NamespaceRow:
 
     @classmethod
     def unpack(cls, value: bytes) -> "NamespaceRow":
-        """What ``pack`` made; raises struct.error, or ValueError for a reason that is no text."""
+        """What ``pack`` made; raises struct.error."""
         created_ns, last_used_ns, hidden_ns, length = _NAMESPACE.unpack_from(value)
         end = _NAMESPACE.size + length
-        reason = value[_NAMESPACE.size : end].decode()
+        reason = value[_NAMESPACE.size : end].decode(errors="replace")
         return cls(created_ns, last_used_ns, value[end:], hidden_ns, reason)
