@@ -121,7 +121,7 @@ class Room:
         """
         self.expire(is_spared)
         while (eviction := self._attempt(segment, need_bytes, objects, is_spared)) is not None:
-            self._finish(eviction)
+            self.finish(eviction)
 
     def expire(self, is_spared: Callable[[bytes], bool], *, now: bool = False) -> int:
         """Evict what was not used for longer than the limit; the bytes freed. Looks about once a
@@ -147,7 +147,7 @@ class Room:
             self._touched.forget(uses)
             if not eviction.places:
                 return freed
-            self._finish(eviction)
+            self.finish(eviction)
             freed += eviction.freed_bytes
 
     def _sparing(self, is_spared: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
@@ -161,10 +161,11 @@ class Room:
         """
         spared = self._sparing(is_spared)
         eviction = self._index.write(lambda c: evict(c, need_bytes, spared, self._fresh_after))
-        self._finish(eviction)
+        self.finish(eviction)
         return eviction.freed_bytes
 
-    def _finish(self, eviction: Eviction) -> None:
+    def finish(self, eviction: Eviction) -> None:
+        """Free what was evicted, and count it."""
         self._segments.free(eviction.places)
         if self._metrics is not None:
             self._metrics.evicted_objects.labels("disk").inc(len(eviction.places))
