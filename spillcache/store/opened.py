@@ -199,6 +199,11 @@ class OpenStore:
 
         self.index.write(work)
 
+    def clear_quarantine(self) -> None:
+        """Delete the records that failed verification."""
+        self.quarantine.clear()
+        self._note_quarantine(self.quarantine.allocated_bytes())
+
     def check(self) -> None:
         """Raise StoreIndexError in a forked child: an LMDB environment can't be used there."""
         if self.pid != os.getpid():

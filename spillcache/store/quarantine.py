@@ -59,6 +59,11 @@ class Quarantine:
             taken -= oldest.lstat().st_size
             oldest.unlink()
 
+    def clear(self) -> None:
+        """Delete them all."""
+        for path in self.records():
+            path.unlink(missing_ok=True)
+
     def records(self) -> list[Path]:
         """The files, oldest first."""
         return sorted(path for path in self._directory.iterdir() if path.suffix == SUFFIX)
