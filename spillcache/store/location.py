@@ -31,7 +31,9 @@ DAMAGED = "index.damaged"
 DEFAULT_QUOTA_BYTES = 32 * GIB
 MIN_QUOTA_BYTES = 64 * MIB
 
-_TEMPORARY = ".spillcache-"
+TEMPORARY = ".spillcache-"
+"""How the names of temporary files begin; old ones may be deleted."""
+_STALE_S = 3600
 _IGNORED = {"lost+found"}
 _MAX_SETTINGS_BYTES = 1 << 16
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -123,6 +125,14 @@ def set_aside_index(location: Location) -> None:
     location.index.rename(damaged)
     _make_directory(location.index)
     _sync(location.path)
+
+
+def is_stale_temporary(path: Path) -> bool:
+    """Whether it was left behind by a process that died, as far as its age tells. Never raises."""
+    try:
+        return path.name.startswith(TEMPORARY) and time.time() - path.lstat().st_mtime > _STALE_S
+    except OSError:
+        return False
 
 
 def filesystem_type(path: Path, mountinfo: str) -> str | None:
@@ -234,7 +244,7 @@ def _parse_settings(path: Path, fields: dict[str, Any]) -> Location:
 
 def _require_empty(path: Path) -> None:
     for each in path.iterdir():
-        if each.name not in _IGNORED and not each.name.startswith(_TEMPORARY):
+        if each.name not in _IGNORED and not each.name.startswith(TEMPORARY):
             raise StoreFormatError(
                 f"{path} is not empty and holds no spillcache store ({each.name!r} is in it); "
                 "choose an empty directory"
@@ -268,7 +278,7 @@ def _write_settings(location: Location) -> Path:
         "quota_bytes": location.quota_bytes,
         "created_ns": location.created_ns,
     }
-    path = location.path / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
+    path = location.path / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(path, flags, FILE_MODE), "wb") as file:
         os.fchmod(file.fileno(), FILE_MODE)

@@ -20,6 +20,7 @@ from spillcache.store.files import Files
 from spillcache.store.index import Index
 from spillcache.store.location import Location
 from spillcache.store.pins import Pins
+from spillcache.store.rows import Meta
 from spillcache.store.segments import Segments
 from spillcache.store.touches import Touches, Uses
 
@@ -65,6 +66,21 @@ def index_bytes(objects: int) -> int:
     return objects * _INDEX_BYTES_PER_OBJECT
 
 
+def taken_bytes(meta: Meta, other_bytes: int) -> int:
+    """What a store takes, and what is promised to writers; ``other_bytes``: the index, and one that
+    was set aside.
+    """
+    return meta.allocated + meta.reserved + meta.quarantined + other_bytes + _FIXED_BYTES
+
+
+def excess_bytes(meta: Meta, other_bytes: int, free_bytes: int, limits: Limits) -> int:
+    """By how much the store takes more than it may, of its quota or of the filesystem; below zero:
+    what may still be promised.
+    """
+    over_quota = taken_bytes(meta, other_bytes) - limits.quota_bytes
+    return max(over_quota, limits.min_free_bytes - free_bytes + meta.reserved)
+
+
 class Room:
     """The space of one store, as this process sees it."""
 
@@ -97,18 +113,13 @@ class Room:
 
     def used_bytes(self, catalog: Catalog) -> int:
         """What the directory takes, and what is promised to writers."""
-        meta = catalog.meta
-        return meta.allocated + meta.reserved + meta.quarantined + self.overhead_bytes()
-
-    def overhead_bytes(self) -> int:
-        """What is neither segments nor quarantine."""
-        return self._index.allocated_bytes() + self.set_aside_bytes + _FIXED_BYTES
+        return taken_bytes(catalog.meta, self._index.allocated_bytes() + self.set_aside_bytes)
 
     def headroom(self, catalog: Catalog) -> int:
         """How many bytes may still be promised; below zero when the store must shrink."""
-        within_quota = self.limits.quota_bytes - self.used_bytes(catalog)
-        free = self._files.free_bytes(self._location.path) - self.limits.min_free_bytes
-        return min(within_quota, free - catalog.meta.reserved)
+        other = self._index.allocated_bytes() + self.set_aside_bytes
+        free = self._files.free_bytes(self._location.path)
+        return -excess_bytes(catalog.meta, other, free, self.limits)
 
     def reserve(
         self, segment: int, need_bytes: int, objects: int, is_spared: Callable[[bytes], bool]
