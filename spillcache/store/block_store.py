@@ -18,12 +18,22 @@ from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace
 from spillcache.state import Part
 from spillcache.store.files import Files
+from spillcache.store.gc import Plan, Progress, collect, plan
 from spillcache.store.objects import NamespaceInfo, PutResult, StoreObject, Usage
 from spillcache.store.opened import OpenStore, acquire, index_of, release
 from spillcache.store.pins import Pin
+from spillcache.store.purge import Purged, purge, remove
 from spillcache.store.reader import Failure, Payload, ReadAhead
+from spillcache.store.room import Limits
 from spillcache.store.rows import Entry
-from spillcache.store.view import StoreView, look, namespace_infos, opening, usage_of
+from spillcache.store.view import (
+    StoreView,
+    look,
+    looked_at,
+    namespace_infos,
+    opening,
+    usage_of,
+)
 
 __all__ = [
     "BlockStore",
@@ -31,6 +41,8 @@ __all__ = [
     "NamespaceInfo",
     "Payload",
     "Pin",
+    "Plan",
+    "Purged",
     "PutResult",
     "StoreObject",
     "StoreView",
@@ -38,11 +50,16 @@ __all__ = [
 ]
 
 _MAX_NOTE_KEY_BYTES = 480
+_MAX_REASON = 1000
 _MIN_FREE_BYTES = 4 * GIB
 
 
 def _never() -> bool:
     return False
+
+
+def _no_progress(done: int, total: int) -> None:
+    pass
 
 
 class BlockStore:
@@ -179,6 +196,67 @@ class BlockStore:
         store.write_touches()
         with store.index.read() as catalog:
             return namespace_infos(catalog)
+
+    def invalidate(self, namespace_id: bytes, reason: str) -> bool:
+        """Hide a namespace: from now on nothing of it is found, and nothing is added, by any
+        process; False if there is no such one.
+
+        Nothing is deleted; ``reinstate`` undoes it. ``reason`` is for people, up to 1,000
+        characters of it are kept.
+        """
+        text = reason[:_MAX_REASON]
+        return self._store().index.write(lambda catalog: catalog.hide(namespace_id, text))
+
+    def reinstate(self, namespace_id: bytes) -> bool:
+        """Show a hidden namespace again; False if there is no such one."""
+        return self._store().index.write(lambda catalog: catalog.hide(namespace_id, None))
+
+    @staticmethod
+    def plan_gc(
+        path: Path,
+        target_bytes: int | None = None,
+        max_age_s: float | None = None,
+        min_free_bytes: int = 0,
+    ) -> Plan:
+        """What ``gc`` would do, without changing anything, also while others use the store.
+
+        Raises StoreLocationError, StoreFormatError and StoreIndexError.
+        """
+        with opening, looked_at(path, index_of(path)) as (location, index, catalog):
+            limits = Limits(location.quota_bytes, min_free_bytes, max_age_s)
+            return plan(catalog, index, location, limits, target_bytes)
+
+    def gc(
+        self,
+        target_bytes: int | None = None,
+        max_age_s: float | None = None,
+        progress: Progress = _no_progress,
+    ) -> Plan:
+        """Evict what was not used for ``max_age_s``, then as much as the limits and
+        ``target_bytes`` ask for; free what nothing names. What was done.
+
+        Other threads and processes go on meanwhile. ``progress`` is told bytes done and to do.
+        """
+        return collect(self._store(), target_bytes, max_age_s, progress)
+
+    def purge(
+        self, namespace_id: bytes | None = None, progress: Progress = _no_progress
+    ) -> Purged:
+        """Delete every object of a namespace, or of all of them, pinned or not; also while others
+        use the store, to whom they are misses.
+
+        A hidden namespace stays hidden. ``progress`` is told objects done and to do.
+        """
+        return purge(self._store(), namespace_id, progress)
+
+    @staticmethod
+    def remove(path: Path) -> Purged | None:
+        """Delete all files of a store, and nothing else; None, and nothing is done, if somebody has
+        it open: then ``purge`` empties it.
+
+        Raises StoreLocationError, StoreFormatError (there is no store) and StoreIOError.
+        """
+        return remove(path)
 
     def usage(self) -> Usage:
         """What the store takes now; walks the directory."""

@@ -122,7 +122,7 @@ class Catalog:
         """Up to ``most`` rows from key ``start`` on whose keys begin with ``prefix``, in their
         order.
         """
-        found = []
+        found: list[Entry] = []
         with self._txn.cursor(db=self._db["objects"]) as cursor:
             if cursor.set_range(max(start, prefix) or b"\0"):
                 for key, value in cursor.iternext():

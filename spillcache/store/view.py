@@ -3,6 +3,8 @@ looked at.
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -64,16 +66,23 @@ def look(path: Path, min_free_bytes: int, index: Index | None = None) -> StoreVi
 
     Raises StoreLocationError, StoreFormatError and StoreIndexError.
     """
+    with looked_at(path, index) as (location, _, catalog):
+        found = tuple(namespace_infos(catalog))
+        usage = usage_of(catalog, location, min_free_bytes, location.quota_bytes)
+    return StoreView(location.path, location.store_id, found, usage)
+
+
+@contextmanager
+def looked_at(path: Path, index: Index | None) -> Iterator[tuple[Location, Index, Catalog]]:
+    """A snapshot of the store in ``path``; as ``look``."""
     location = read_location(path)
     own = Index(location.index, read_only=True) if index is None else index
     try:
         with own.read() as catalog:
-            found = tuple(namespace_infos(catalog))
-            usage = usage_of(catalog, location, min_free_bytes, location.quota_bytes)
+            yield location, own, catalog
     finally:
         if index is None:
             own.close()
-    return StoreView(location.path, location.store_id, found, usage)
 
 
 def namespace_infos(catalog: Catalog) -> list[NamespaceInfo]:
