@@ -126,9 +126,14 @@ class BlockStore:
     def find(
         self, namespace_id: bytes, blocks: Sequence[BlockHash], parts: Sequence[Part]
     ) -> list[dict[Part, Entry]]:
-        """What is there: one dict per block, in one transaction, without payload I/O."""
+        """What is there: one dict per block, in one transaction, without payload I/O.
+
+        Nothing of a namespace that is hidden.
+        """
         found: list[dict[Part, Entry]] = []
         with self._store().index.read() as catalog:
+            if catalog.is_hidden(namespace_id):
+                return [{} for _ in blocks]
             for block in blocks:
                 entries = ((part, catalog.entry(namespace_id, block, part)) for part in parts)
                 found.append({p: e for p, e in entries if e is not None and e.is_present})
