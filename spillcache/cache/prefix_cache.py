@@ -244,9 +244,20 @@ class PrefixCache:
             self._metrics.ram_bytes.set(self._ram.used_bytes)
 
     def _make_room(self, size: int, keep: RamBlock) -> bool:
+        """Evict until ``size`` bytes fit; False when that can't be.
+
+        Without a disk a block is of no use once its parent is gone, so the parent stays, too.
+        """
         if size > self._resident_bytes:
             return False
-        keep.pins += 1
+        held = [keep]
+        if self._spiller is None and self.geometry.has_kv and keep.index:
+            parent = self._ram.get(keep.parent)
+            if parent is None:
+                return False
+            held.append(parent)
+        for block in held:
+            block.pins += 1
         try:
             while self._ram.used_bytes - self._waiting_bytes + size > self._resident_bytes:
                 victim = self._ram.victim()
@@ -254,7 +265,8 @@ class PrefixCache:
                     return False
                 self._evict(victim)
         finally:
-            keep.pins -= 1
+            for block in held:
+                block.pins -= 1
         return True
 
     @property

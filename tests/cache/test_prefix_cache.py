@@ -745,3 +745,16 @@ def test_the_default_settings_open(tmp_path: Path) -> None:
         "unsaved_blocks": 0,
     }
     cache.close()
+
+
+def test_without_a_disk_a_chain_larger_than_ram_keeps_its_beginning() -> None:
+    """Evicting a block's own parent for it would leave it unreachable."""
+    payload = {Part.KV: bytes(MIB)}
+    cache = PrefixCache(CacheConfig(ram_bytes=4 * MIB), Geometry())
+    chain = cache.chain(Namespace.of({"model": "x"}), np.arange(64 * 6, dtype=np.uint32))
+    for block in range(6):
+        cache.offer(chain, block, payload)
+    match = cache.match(chain, limit=6)
+    assert match.blocks == 4
+    match.release()
+    cache.close()
