@@ -36,6 +36,7 @@ bench: .venv/stamp-dev ## Run the benchmarks of docs/benchmarks.md (minutes)
 	@mkdir -p out
 	$(PY) -m spillcache bench restart -m "$(MODEL)" --prompt-tokens "$(TOKENS)" --plot out/restart.png
 	$(PY) bench/memory.py -m "$(MODEL)"
+	$(PY) bench/lookup.py
 
 clean: ## Remove what was built, but not .venv
 	rm -rf out dist build .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

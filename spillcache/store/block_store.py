@@ -18,6 +18,7 @@ from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace
 from spillcache.state import Part
 from spillcache.store.files import Files
+from spillcache.store.found import Found
 from spillcache.store.gc import Plan, Progress, collect, plan
 from spillcache.store.objects import NamespaceInfo, PutResult, StoreObject, Usage
 from spillcache.store.opened import OpenStore, acquire, index_of, release
@@ -38,6 +39,7 @@ from spillcache.store.view import (
 __all__ = [
     "BlockStore",
     "Entry",
+    "Found",
     "NamespaceInfo",
     "Payload",
     "Pin",
@@ -125,19 +127,13 @@ class BlockStore:
 
     def find(
         self, namespace_id: bytes, blocks: Sequence[BlockHash], parts: Sequence[Part]
-    ) -> list[dict[Part, Entry]]:
+    ) -> Found:
         """What is there: one dict per block, in one transaction, without payload I/O.
 
         Nothing of a namespace that is hidden.
         """
-        found: list[dict[Part, Entry]] = []
         with self._store().index.read() as catalog:
-            if catalog.is_hidden(namespace_id):
-                return [{} for _ in blocks]
-            for block in blocks:
-                entries = ((part, catalog.entry(namespace_id, block, part)) for part in parts)
-                found.append({p: e for p, e in entries if e is not None and e.is_present})
-        return found
+            return catalog.find(namespace_id, blocks, parts)
 
     def pin(self, entries: Iterable[Entry]) -> Pin:
         """Protect the blocks of these entries from eviction by this process until the pin is

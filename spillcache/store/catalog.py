@@ -6,7 +6,7 @@ segments, usage and the store's figures are read once, changed in memory, and wr
 
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from spillcache.chain import BlockHash
@@ -14,6 +14,7 @@ from spillcache.errors import StoreIndexError
 from spillcache.namespace import Namespace
 from spillcache.state import Part
 from spillcache.store import rows
+from spillcache.store.found import Found
 from spillcache.store.rows import (
     Entry,
     Meta,
@@ -46,10 +47,17 @@ class Place(NamedTuple):
     length: int
 
 
+def _nothing(key: bytes) -> None:
+    """No row."""
+
+
 class Catalog:
-    """See the module. Any method may raise lmdb.Error, which the index turns into a store error."""
+    """See the module. Any method may raise lmdb.Error or, for a row that can't be, struct.error;
+    the index turns them into a store error.
+    """
 
     def __init__(self, txn: Any, databases: dict[str, Any]) -> None:
+        """``txn``: a transaction whose own database is ``objects``."""
         self._txn = txn
         self._db = databases
         self._meta: Meta | None = None
@@ -100,10 +108,17 @@ class Catalog:
 
     def entry(self, namespace_id: bytes, block: bytes, part: Part) -> Entry | None:
         """The object's row, present or not (``Entry.is_present``)."""
-        value = self._txn.get(object_key(namespace_id, block, part), db=self._db["objects"])
+        value = self._txn.get(object_key(namespace_id, block, part))
         if value is None:
             return None
         return rows.unpack_entry(namespace_id, BlockHash(block), part, value)
+
+    def find(
+        self, namespace_id: bytes, blocks: Sequence[BlockHash], parts: Sequence[Part]
+    ) -> Found:
+        """What is there of these blocks, bytes and all; nothing of a hidden namespace."""
+        get = _nothing if self.is_hidden(namespace_id) else self._txn.get
+        return Found(namespace_id, blocks, parts, get)
 
     def entry_at(self, key: bytes) -> Entry | None:
         """As ``entry``, by the object's key."""

@@ -7,6 +7,7 @@ fork.
 """
 
 import os
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -101,6 +102,7 @@ class Index:
             self._databases = {
                 name: self._env.open_db(name.encode(), create=not read_only) for name in DATABASES
             }
+            self._objects = self._databases["objects"]
             if not read_only:
                 self._env.reader_check()
                 for name in ("data.mdb", "lock.mdb"):
@@ -125,7 +127,7 @@ class Index:
         try:
             with ExitStack() as stack:
                 yield Catalog(self._enter_read(stack), self._databases)
-        except lmdb.Error as error:
+        except (lmdb.Error, struct.error) as error:
             raise self._error(error) from error
 
     def _enter_read(self, stack: ExitStack) -> Any:
@@ -133,7 +135,7 @@ class Index:
             with ExitStack() as attempt:
                 attempt.enter_context(self._gate.shared())
                 try:
-                    txn = attempt.enter_context(self._env.begin())
+                    txn = attempt.enter_context(self._env.begin(db=self._objects))
                 except lmdb.MapResizedError:
                     txn = None
                 else:
@@ -162,12 +164,12 @@ class Index:
                     self._resize(grow=True)
                 except lmdb.MapResizedError:
                     self._resize(grow=False)
-        except lmdb.Error as error:
+        except (lmdb.Error, struct.error) as error:
             raise self._error(error) from error
         raise StoreIndexError(f"the index {self.path} can't grow any more")
 
     def _write_once(self, work: Callable[[Catalog], T]) -> T:
-        with self._gate.shared(), self._env.begin(write=True) as txn:
+        with self._gate.shared(), self._env.begin(self._objects, write=True) as txn:
             catalog = Catalog(txn, self._databases)
             result = work(catalog)
             catalog.save()

@@ -7,7 +7,7 @@ their order.
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any
 
 from spillcache.chain import HASH_BYTES, BlockHash
 from spillcache.namespace import ID_BYTES
@@ -20,6 +20,17 @@ NOWHERE = 0
 """The segment of an object whose bytes are gone while blocks that follow it are still there."""
 
 _ENTRY = struct.Struct("<QQQQQ32sIIIIBBBx")
+ENTRY_BYTES = _ENTRY.size
+PRESENT = bytes(7) + b"\x01"
+"""Rows of objects that lie in a segment compare as not less than this: its first eight bytes are
+not all zero.
+"""
+_NAMES = (
+    *("namespace_id", "block", "part", "segment", "offset", "stored_bytes", "raw_bytes"),
+    *("last_use", "parent", "block_index", "token_count", "tail_tokens", "children"),
+    *("codec", "rank", "record_class"),
+)
+_FIELDS = {name: at for at, name in enumerate(_NAMES)}
 _SEGMENT = struct.Struct("<BxxxxxxxQQQQQQQ")
 _META = struct.Struct("<IxxxxQQQQQ")
 _USAGE = struct.Struct("<QQQ")
@@ -29,32 +40,117 @@ _U64_KEY = struct.Struct(">Q")
 _PLACE_KEY = struct.Struct(">QQ")
 
 
-class Entry(NamedTuple):
-    """Where an object lies, as the index knew it. A tuple, because thousands are made in one
-    lookup.
+class _Number:
+    """A field of an entry that is decoded when it is asked for."""
+
+    __slots__ = ("_at", "_unpack")
+
+    def __init__(self, kind: str, at: int) -> None:
+        self._at = at
+        self._unpack = struct.Struct(kind).unpack_from
+
+    def __get__(self, entry: "Entry", owner: type) -> int:
+        return self._unpack(entry[3], self._at)[0]  # type: ignore[no-any-return]
+
+
+class Entry(tuple[bytes, BlockHash, Part, bytes]):
+    """Where an object lies, as the index knew it. Immutable; decoded lazily, because thousands are
+    made in one lookup and most of them are only counted.
 
     Callers use the first fields; the rest, from ``segment`` on, is the store's. An entry stops
     being true when its object is evicted; reading it then raises ObjectMissing.
     """
 
-    namespace_id: bytes
-    block: BlockHash
-    part: Part
-    segment: int
-    offset: int
-    stored_bytes: int
-    raw_bytes: int
-    last_use: int
+    __slots__ = ()
+
+    def __new__(  # noqa: PLR0917 - a row; callers name the fields
+        cls,
+        namespace_id: bytes,
+        block: BlockHash,
+        part: Part,
+        segment: int,
+        offset: int,
+        stored_bytes: int,
+        raw_bytes: int,
+        last_use: int,
+        parent: BlockHash,
+        block_index: int,
+        token_count: int,
+        tail_tokens: int,
+        children: int,
+        codec: int,
+        rank: int,
+        record_class: int,
+    ) -> "Entry":
+        """Made of all its fields; raises struct.error if one is out of range."""
+        value = _ENTRY.pack(
+            segment,
+            offset,
+            stored_bytes,
+            raw_bytes,
+            last_use,
+            parent,
+            block_index,
+            token_count,
+            tail_tokens,
+            children,
+            codec,
+            rank,
+            record_class,
+        )
+        return tuple.__new__(cls, (namespace_id, block, part, value))
+
+    @property
+    def namespace_id(self) -> bytes:
+        """The namespace's id."""
+        return self[0]
+
+    @property
+    def block(self) -> BlockHash:
+        """The block's hash."""
+        return self[1]
+
+    @property
+    def part(self) -> Part:
+        """The part of the block."""
+        return self[2]
+
+    @property
+    def value(self) -> bytes:
+        """The row in ``objects``."""
+        return self[3]
+
+    segment = _Number("<Q", 0)
+    offset = _Number("<Q", 8)
+    stored_bytes = _Number("<Q", 16)
+    raw_bytes = _Number("<Q", 24)
+    last_use = _Number("<Q", 32)
     """The store's clock: nanoseconds, never the same twice."""
-    parent: BlockHash
-    block_index: int
-    token_count: int
-    tail_tokens: int
-    children: int
+    block_index = _Number("<I", 72)
+    token_count = _Number("<I", 76)
+    tail_tokens = _Number("<I", 80)
+    children = _Number("<I", 84)
     """How many blocks of part KV follow this one; only for part KV."""
-    codec: int
-    rank: int
-    record_class: int
+
+    @property
+    def parent(self) -> BlockHash:
+        """The hash of the block before, or the chain's root."""
+        return BlockHash(self[3][40:72])
+
+    @property
+    def codec(self) -> int:
+        """How the payload is stored."""
+        return self[3][88]
+
+    @property
+    def rank(self) -> int:
+        """Higher ranks are evicted first."""
+        return self[3][89]
+
+    @property
+    def record_class(self) -> int:
+        """What the record is."""
+        return self[3][90]
 
     @property
     def payload_offset(self) -> int:
@@ -69,16 +165,27 @@ class Entry(NamedTuple):
     @property
     def is_present(self) -> bool:
         """Whether the object's bytes are in a segment."""
-        return self.segment != NOWHERE
+        return self[3] >= PRESENT
 
     @property
     def is_evictable(self) -> bool:
         """Whether nothing that is kept needs it: never a block before the blocks that follow it."""
-        return self.segment != NOWHERE and self.children == 0
+        return self[3] >= PRESENT and self.children == 0
 
     def same_place(self, other: "Entry | None") -> bool:
         """Whether ``other`` is the same record."""
-        return other is not None and (self.segment, self.offset) == (other.segment, other.offset)
+        return other is not None and self[3][:16] == other[3][:16]
+
+    def _replace(self, **changes: Any) -> "Entry":
+        """A copy with some fields changed."""
+        values = [*self[:3], *_ENTRY.unpack(self[3])]
+        for name, value in changes.items():
+            values[_FIELDS[name]] = value
+        return Entry(*values)
+
+    def __repr__(self) -> str:
+        fields = zip(_NAMES, (*self[:3], *_ENTRY.unpack(self[3])), strict=True)
+        return f"Entry({', '.join(f'{name}={value!r}' for name, value in fields)})"
 
 
 def object_key(namespace_id: bytes, block: bytes, part: int) -> bytes:
@@ -88,12 +195,14 @@ def object_key(namespace_id: bytes, block: bytes, part: int) -> bytes:
 
 def pack_entry(entry: Entry) -> bytes:
     """The value of an object in ``objects``."""
-    return _ENTRY.pack(*entry[3:])
+    return entry[3]
 
 
 def unpack_entry(namespace_id: bytes, block: BlockHash, part: Part, value: bytes) -> Entry:
     """The entry whose key is made of the first three; raises struct.error."""
-    return Entry(namespace_id, block, part, *_ENTRY.unpack(value))
+    if len(value) != ENTRY_BYTES:
+        raise struct.error(f"a row of {len(value)} bytes")
+    return tuple.__new__(Entry, (namespace_id, block, part, value))
 
 
 def split_object_key(key: bytes) -> tuple[bytes, BlockHash, Part]:

@@ -76,8 +76,8 @@ def test_find_tells_what_is_there(store):
     entry = found[1][Part.KV]
     assert (entry.block, entry.part, entry.block_index) == (hashes[1], Part.KV, 1)
     assert entry.raw_bytes == entry.stored_bytes == 3000
-    assert store.find(OTHER.id, hashes, ALL) == [{}] * 5
-    assert store.find(NAMESPACE.id, [], ALL) == []
+    assert list(store.find(OTHER.id, hashes, ALL)) == [{}] * 5
+    assert list(store.find(NAMESPACE.id, [], ALL)) == []
 
 
 def test_present_objects_are_not_written_again(store):
