@@ -133,7 +133,8 @@ class BlockStore:
         Nothing of a namespace that is hidden.
         """
         with self._store().index.read() as catalog:
-            return catalog.find(namespace_id, blocks, parts)
+            shown = () if catalog.is_hidden(namespace_id) else parts
+            return catalog.find(namespace_id, blocks, shown)
 
     def pin(self, entries: Iterable[Entry]) -> Pin:
         """Protect the blocks of these entries from eviction by this process until the pin is
