@@ -13,7 +13,7 @@ from spillcache.store.appender import Appender
 from spillcache.store.buffers import BufferPool
 from spillcache.store.catalog import Catalog, Place
 from spillcache.store.files import Files, store_error
-from spillcache.store.format import PAGE_BYTES
+from spillcache.store.format import PAGE_BYTES, padded
 from spillcache.store.index import DAMAGE, Index
 from spillcache.store.location import (
     DAMAGED,
@@ -185,12 +185,17 @@ class OpenStore:
 
         def forget(catalog: Catalog) -> list[Place]:
             now = catalog.current(entry)
-            return catalog.remove(now) if now is not None and now.same_place(entry) else []
+            if now is None or not now.same_place(entry):
+                return []
+            # Until it is measured, so that nobody else takes the room that it needs.
+            catalog.meta.quarantined += padded(len(record))
+            return catalog.remove(now)
 
         places = self.index.write(forget)
         if places:
-            self._note_quarantine(self.quarantine.keep(entry, memoryview(record)))
+            # In this order the two never count against the quota together.
             self.segments.free(places)
+            self._note_quarantine(self.quarantine.keep(entry, memoryview(record)))
         return bool(places)
 
     def _note_quarantine(self, allocated_bytes: int) -> None:
