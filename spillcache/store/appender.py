@@ -50,6 +50,8 @@ class Appender:
         self._pool = pool
         self._store_id = store_id
         self._own: _Own | None = None
+        self._may_reopen = True
+        """At first only: later, one that was left may have been left because of an error."""
         self._noted: set[bytes] = set()
 
     def room(self) -> int:
@@ -64,6 +66,11 @@ class Appender:
 
     def begin(self) -> int:
         """The own segment's id; makes one if there is none. Raises OSError."""
+        if self._own is None and self._may_reopen:
+            self._may_reopen = False
+            found = self._segments.reopen(self.size_bytes // 2)
+            if found is not None:
+                self._own = _Own(*found)
         if self._own is None:
             segment, fd = self._segments.create()
             self._own = _Own(segment, fd, PAGE_BYTES)

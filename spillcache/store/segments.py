@@ -29,7 +29,7 @@ def segment_bytes(quota_bytes: int) -> int:
     """How large a segment grows before it is sealed: small stores must be able to free whole files,
     too.
     """
-    return min(max(quota_bytes // 64, 4 * MIB), GIB)
+    return min(max(quota_bytes // 64, 4 * MIB), 8 * GIB)
 
 
 def merged(places: Iterable[Place]) -> dict[int, list[tuple[int, int]]]:
@@ -46,6 +46,12 @@ def merged(places: Iterable[Place]) -> dict[int, list[tuple[int, int]]]:
         else:
             stretches.append((place.offset, place.length))
     return dict(by_segment)
+
+
+def _has_room(row: SegmentRow, most_bytes: int) -> bool:
+    # One without live objects may be removed at any moment.
+    is_idle = row.state == SegmentState.SEALED and row.live_objects > 0
+    return is_idle and PAGE_BYTES < row.committed_end < most_bytes
 
 
 class Segments:
@@ -90,6 +96,46 @@ class Segments:
             return self._index.write(work)
         except BaseException:
             self._discard(made)
+            raise
+
+    def reopen(self, most_bytes: int) -> tuple[int, int, int] | None:
+        """A sealed segment that ends before ``most_bytes``, opened and locked to append more: its
+        id, a file descriptor that the caller then owns, and where it ends. None if there is none.
+
+        So a process that writes little adds no file of its own each time it runs.
+        """
+        with self._index.read() as catalog:
+            candidates = [s for s, row in catalog.segments() if _has_room(row, most_bytes)]
+        for segment in candidates:
+            try:
+                fd = self._files.open(self.path(segment), write=True)
+            except OSError:
+                continue
+            end = self._reopen(segment, fd, most_bytes)
+            if end is not None:
+                return segment, fd, end
+            self._files.close(fd)
+        return None
+
+    def _reopen(self, segment: int, fd: int, most_bytes: int) -> int | None:
+        def work(catalog: Catalog) -> int | None:
+            row = catalog.segment(segment)
+            if row is None or not _has_room(row, most_bytes) or not self._files.lock(fd):
+                return None
+            size = self._files.size(fd)
+            if size < row.committed_end:
+                return None  # not the file that it was
+            if size > row.committed_end:
+                self._files.truncate(fd, row.committed_end)
+            row.state, row.owner_pid = SegmentState.OPEN, os.getpid()
+            return row.committed_end
+
+        try:
+            return self._index.write(work)
+        except OSError:
+            return None  # then it gets a new one
+        except BaseException:
+            self._files.close(fd)
             raise
 
     def _discard(self, made: list[tuple[int, int]]) -> None:

@@ -98,7 +98,7 @@ def test_bytes_that_were_never_committed_are_freed(tmp_path):
 
 def test_a_file_that_its_maker_never_told_of_is_removed(tmp_path):
     with BlockStore.open(config(tmp_path)) as store:
-        store.put(NAMESPACE, objects(1, 2))
+        store.put(NAMESPACE, objects(1, 3, MIB))  # more than half of a segment: it stays sealed
     for name, size in (("0000000077.seg", 0), ("0000000078.seg", 4096)):
         (tmp_path / "segments" / name).write_bytes(bytes(size))
     (tmp_path / "segments" / "notes.txt").write_text("not a segment")
@@ -107,7 +107,7 @@ def test_a_file_that_its_maker_never_told_of_is_removed(tmp_path):
         store.put(NAMESPACE, objects(2, 2))
         # Ids are never reused, not even those.
         assert [p.name for p in segment_files(tmp_path)][1] == "0000000079.seg"
-        check_all(store, objects(1, 2) + objects(2, 2))
+        check_all(store, objects(1, 3, MIB) + objects(2, 2))
 
 
 def test_a_living_writer_is_left_alone(tmp_path):
