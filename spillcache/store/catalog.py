@@ -337,6 +337,23 @@ class Catalog:
         """The place's bytes are the filesystem's again."""
         self._delete("freeing", rows.place_key(place.segment, place.offset))
 
+    # Rows as they stand, for those who check them.
+
+    def rows(self, database: str, start: bytes = b"\0") -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values from ``start`` on; no writes while it iterates."""
+        with self._txn.cursor(db=self._db[database]) as cursor:
+            if cursor.set_range(start):
+                yield from cursor.iternext()
+
+    def value(self, database: str, key: bytes) -> bytes | None:
+        """One value."""
+        value: bytes | None = self._txn.get(key, db=self._db[database])
+        return value
+
+    def count(self, database: str) -> int:
+        """How many rows there are."""
+        return int(self._txn.stat(self._db[database])["entries"])
+
     def _within(self, database: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         with self._txn.cursor(db=self._db[database]) as cursor:
             if cursor.set_range(prefix):

@@ -9,6 +9,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -57,11 +58,23 @@ class Files:
         return fd
 
     def open(self, path: Path, *, write: bool = False) -> int:
-        """Open an existing file; never follows a symbolic link in the last component."""
-        return self._open(path, os.O_RDWR if write else os.O_RDONLY)
+        """Open an existing file of the store's own.
+
+        Never follows a symbolic link, never waits for a pipe, and never writes to a file that has
+        another name somewhere: FileNotFoundError for what is no file, OSError (EMLINK) for the
+        latter.
+        """
+        fd = self._open(path, os.O_RDWR if write else os.O_RDONLY)
+        try:
+            require_own(fd, path, write=write)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
 
     def _open(self, path: Path, flags: int) -> int:
-        flags |= os.O_CLOEXEC | os.O_NOFOLLOW
+        # Without O_NONBLOCK, opening a pipe waits for its other end.
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         if self.direct:
             try:
                 return os.open(path, flags | _O_DIRECT, FILE_MODE)
@@ -189,10 +202,31 @@ class Files:
         """The names in a directory."""
         return [each.name for each in path.iterdir()]
 
+    def is_file(self, path: Path) -> bool:
+        """Whether there is a file of that name, rather than nothing, a link, a pipe or a
+        directory.
+        """
+        try:
+            return stat.S_ISREG(os.lstat(path).st_mode)
+        except FileNotFoundError:
+            return False
+
     def free_bytes(self, path: Path) -> int:
         """What the filesystem could still give to us."""
         stats = os.statvfs(path)
         return stats.f_bavail * stats.f_frsize
+
+
+def require_own(fd: int, path: Path, *, write: bool) -> None:
+    """Raise FileNotFoundError for what is no regular file, and OSError (EMLINK) for a file to be
+    written that has another name: somebody linked it here so that we would damage it, or linked
+    it elsewhere as a copy.
+    """
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", str(path))
+    if write and found.st_nlink > 1:
+        raise OSError(errno.EMLINK, "the file has another name and is not written to", str(path))
 
 
 def read_fully(files: Files, fd: int, buffer: memoryview, offset: int) -> int:

@@ -4,6 +4,7 @@ are.
 
 import logging
 import os
+import stat
 from pathlib import Path
 
 from spillcache.config import MIB, StoreConfig
@@ -15,6 +16,7 @@ from spillcache.store.catalog import Catalog, Place
 from spillcache.store.files import Files, store_error
 from spillcache.store.format import PAGE_BYTES, padded
 from spillcache.store.index import DAMAGE, Index
+from spillcache.store.index_sum import Verdict, check_sum, remove_sum, write_sum
 from spillcache.store.location import (
     DAMAGED,
     SETTINGS,
@@ -23,7 +25,7 @@ from spillcache.store.location import (
     set_aside_index,
 )
 from spillcache.store.pins import Pins
-from spillcache.store.probe import is_sound
+from spillcache.store.probe import Health, health
 from spillcache.store.quarantine import Quarantine, quarantine_bytes
 from spillcache.store.reader import Failure
 from spillcache.store.rebuild import Rebuild
@@ -63,6 +65,9 @@ class OpenStore:
             raise store_error(error, "the cache directory was locked") from error
         try:
             self.index = _open_index(location, self._tenancy)
+        except OSError as error:
+            self._tenancy.end(well=False)
+            raise store_error(error, "the index was looked through") from error
         except BaseException:
             self._tenancy.end(well=False)
             raise
@@ -230,25 +235,55 @@ class OpenStore:
         finally:
             self.pool.close()
             self.index.close()
-            self._tenancy.end(well=well)
+            self._leave(well=well)
+
+    def _leave(self, *, well: bool) -> None:
+        try:
+            self._tenancy.end(well=well, last=lambda: write_sum(self.location.path))
+        except OSError as error:
+            log.warning("leaving the store: %s", error)
 
 
 def _open_index(location: Location, tenancy: Tenancy) -> Index:
     """The index; a damaged one is set aside, if nobody else uses it, and an empty one takes its
-    place.
+    place. Raises OSError.
     """
-    if not tenancy.ended_badly or is_sound(location.index):
+    is_own = _is_own(location)
+    if not is_own and not tenancy.is_alone:
+        raise StoreIndexError(f"the index {location.index} is a link, and others have it open")
+    if not tenancy.is_alone or (is_own and _is_sound(location)):
         try:
             return Index(location.index)
         except StoreIndexError as error:
             if not tenancy.is_alone or not isinstance(error.__cause__, DAMAGE):
                 raise
     log.error("the index is damaged; it is set aside and made anew from the segments")
-    try:
-        set_aside_index(location)
-    except OSError as error:
-        raise store_error(error, "a damaged index was set aside") from error
+    set_aside_index(location)
     return Index(location.index)
+
+
+def _is_sound(location: Location) -> bool:
+    """Whether the index is fit for use, as far as can be told; from now on it may be changed."""
+    verdict = check_sum(location.path)
+    if verdict is Verdict.UNKNOWN:
+        found = health(location.index) is not Health.DAMAGED
+    else:
+        found = verdict is Verdict.SAME
+    remove_sum(location.path)
+    return found
+
+
+def _is_own(location: Location) -> bool:
+    """Whether the index's files are no links: LMDB would write through them."""
+    for name in ("data.mdb", "lock.mdb"):
+        try:
+            found = (location.index / name).lstat()
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            log.error("the index's %s is a link, or has another name", name)
+            return False
+    return True
 
 
 def acquire(config: StoreConfig, metrics: Metrics | None, files: Files | None) -> OpenStore:

@@ -1,72 +1,120 @@
-"""Whether an index can be walked, found out in a child process: a damaged LMDB file may kill
-whoever reads it.
+"""Whether an index is sound, found out in a child process: a damaged LMDB file may kill whoever
+reads it through LMDB.
 
-    python -m spillcache.store.probe DIR/index        exit code 0: sound, as far as was looked
+    python -m spillcache.store.probe DIR/index [SECONDS]
+
+Exit code 0: sound, as far as was looked; 1: damaged; 3: could not be told.
 """
 
+import contextlib
 import logging
+import signal
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from enum import IntEnum
 from pathlib import Path
 
-from spillcache.errors import StoreError
-from spillcache.namespace import Namespace
-from spillcache.store.catalog import Catalog
-from spillcache.store.index import Index
-from spillcache.store.rows import INDEX_FORMAT, segment_key
+import lmdb
 
-_WALK_S = 2.0
-_TIMEOUT_S = 20.0
+from spillcache.errors import StoreError
+from spillcache.store.audit import Audit
+from spillcache.store.index import DAMAGE, Index
+from spillcache.store.lmdb_pages import PageDamage, UnknownVersion, check_pages
+
+AT_OPEN_S = 4.0
+"""How long an open may be held up after a kill. A million objects take longer, and are then looked
+at in part; ``repair`` looks at all.
+"""
+_LONGEST_S = 24 * 3600.0
+_SLACK_S = 20.0
+_ALSO_DAMAGE = (
+    lmdb.NotFoundError,  # of a database: its name is gone
+    lmdb.IncompatibleError,
+    lmdb.BadDbiError,
+    lmdb.BadTxnError,
+    lmdb.BadValsizeError,
+    lmdb.CursorFullError,
+)
+_OF_DAMAGE = frozenset(
+    {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS}
+)
 
 log = logging.getLogger("spillcache.store")
 
 
-def is_sound(index: Path) -> bool:
-    """Walk an index in a child process. False if that finds damage, or dies of it."""
-    if not sys.executable or not (index / "data.mdb").exists():
-        return True
-    command = [sys.executable, "-m", "spillcache.store.probe", str(index)]
+class Health(IntEnum):
+    """What a probe found; its exit code."""
+
+    SOUND = 0
+    DAMAGED = 1
+    UNKNOWN = 3
+    """It failed for another reason: memory, open files, the disk. Nothing may be concluded."""
+
+
+def health(index: Path, limit_s: float = AT_OPEN_S) -> Health:
+    """Look through an index in a child process, which may die of what it finds. Nobody may have it
+    open.
+    """
+    if not (index / "data.mdb").exists():
+        return Health.SOUND
+    if not sys.executable:
+        return Health.UNKNOWN
+    command = [sys.executable, "-m", "spillcache.store.probe", str(index), str(limit_s)]
     try:
         done = subprocess.run(  # noqa: S603 - this very module, nothing from outside
-            command, capture_output=True, timeout=_TIMEOUT_S, check=False
+            command, capture_output=True, timeout=2 * limit_s + _SLACK_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         log.warning("the index could not be probed: %s", error)
-        return True
-    return done.returncode == 0
+        return Health.UNKNOWN
+    return verdict(done.returncode)
 
 
-def walk(index: Path, limit_s: float) -> bool:
-    """Look at every row, for at most ``limit_s``; whether they are what they should be."""
-    deadline = time.monotonic() + limit_s
+def verdict(code: int) -> Health:
+    """What a child's return code says; below zero it is the signal that ended it."""
+    if code in (Health.SOUND, Health.DAMAGED):
+        return Health(code)
+    return Health.DAMAGED if -code in _OF_DAMAGE else Health.UNKNOWN
+
+
+def walk(index: Path, limit_s: float) -> Health:
+    """Look at every page and row, for at most twice ``limit_s``; here, not in a child."""
     try:
-        opened = Index(index, read_only=True)
+        _look(index, limit_s)
+    except (PageDamage, struct.error, ValueError) as error:
+        return _damaged(error)
+    except StoreError as error:
+        causes = (*DAMAGE, *_ALSO_DAMAGE)
+        return _damaged(error) if isinstance(error.__cause__, causes) else Health.UNKNOWN
+    except (OSError, lmdb.Error):
+        return Health.UNKNOWN
+    return Health.SOUND
+
+
+def _damaged(error: Exception) -> Health:
+    sys.stderr.write(f"the index is damaged: {error}\n")
+    return Health.DAMAGED
+
+
+def _look(index: Path, limit_s: float) -> None:
+    with contextlib.suppress(UnknownVersion):  # LMDB will say what it thinks of it
+        check_pages(index / "data.mdb", limit_s)
+    opened = Index(index, read_only=True)
+    try:
         with opened.read() as catalog:
-            for is_right in _findings(catalog):
-                if not is_right:
-                    return False
-                if time.monotonic() > deadline:
-                    break
+            for finding in Audit(catalog, time.monotonic() + limit_s).findings():
+                raise PageDamage(finding)
+    finally:
         opened.close()
-    except (StoreError, ValueError, OSError, struct.error):
-        return False
-    return True
 
 
-def _findings(catalog: Catalog) -> Iterator[bool]:
-    """Row by row, whether it is right."""
-    yield catalog.meta.index_format == INDEX_FORMAT
-    for namespace_id, row in catalog.namespaces():
-        yield Namespace.decode(row.encoding).id == namespace_id
-    for segment, _ in catalog.segments():
-        for _, entry in catalog.places(segment_key(segment)):
-            yield entry is not None
-    for key in catalog.evictable_from(b"\0"):
-        yield catalog.is_evictable(key)
+def main(arguments: list[str]) -> int:
+    """See the module."""
+    limit_s = float(arguments[1]) if len(arguments) > 1 else _LONGEST_S
+    return walk(Path(arguments[0]), limit_s)
 
 
 if __name__ == "__main__":
-    sys.exit(0 if walk(Path(sys.argv[1]), _WALK_S) else 1)
+    sys.exit(main(sys.argv[1:]))

@@ -5,7 +5,8 @@ process has the store open.
 """
 
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from spillcache.chain import BlockHash
@@ -27,6 +28,9 @@ from spillcache.store.index import Index
 from spillcache.store.rows import Entry, SegmentRow, SegmentState
 from spillcache.store.segments import Segments
 
+Progress = Callable[[int, int], None]
+"""Told bytes done and bytes to do, in all."""
+
 _ROWS_PER_COMMIT = 2000
 _MAX_NAMESPACE_BYTES = 1 << 20
 _KNOWN_PARTS = frozenset(Part)
@@ -34,33 +38,61 @@ _KNOWN_PARTS = frozenset(Part)
 log = logging.getLogger("spillcache.store")
 
 
+def no_progress(done: int, total: int) -> None:
+    """Nobody watches."""
+
+
 @dataclass(slots=True)
 class _Found:
     """What the segments hold."""
 
+    segments: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By id: when each was made, and where its last record ends."""
     namespaces: dict[bytes, Namespace] = field(default_factory=dict)
     records: list[tuple[Place, RecordHeader]] = field(default_factory=list)
 
 
 class Rebuild:
-    """One rebuild of one store; raises OSError and what ``Index.write`` raises."""
+    """One rebuild of one store; raises OSError and what ``Index.write`` raises.
 
-    def __init__(
-        self, segments: Segments, files: Files, index: Index, pool: BufferPool, store_id: bytes
+    Until the last step the segments' rows say that they were found: if the process dies, the next
+    one goes on. Nothing is removed before all was read.
+    """
+
+    def __init__(  # noqa: PLR0917 - the parts of a store, in the order of all rooms
+        self,
+        segments: Segments,
+        files: Files,
+        index: Index,
+        pool: BufferPool,
+        store_id: bytes,
+        progress: Progress = no_progress,
     ) -> None:
         self._segments = segments
         self._files = files
         self._index = index
         self._pool = pool
         self._store_id = store_id
+        self._progress = progress
 
     def adopt(self, unknown: list[int]) -> int:
         """Name what lies in these segments; how many objects that were. What can't be named is
         freed.
         """
         found = _Found()
+        total = sum(self._files.allocated_at(self._segments.path(each)) for each in unknown)
+        done = 0
         for segment in unknown:
+            self._progress(done, total)
             self._scan(segment, found)
+            done += self._files.allocated_at(self._segments.path(segment))
+        self._progress(total, total)
+        named = self._name_all(found)
+        log.warning("index rebuilt segments=%d objects=%d", len(found.segments), named)
+        return named
+
+    def _name_all(self, found: "_Found") -> int:
+        self._index.write(lambda catalog: _claim(catalog, found.segments))
         # Parents before children, wherever they lie.
         found.records.sort(key=lambda each: (each[1].block_index, each[1].written_ns))
         freed: list[Place] = []
@@ -68,17 +100,17 @@ class Rebuild:
             batch = found.records[start : start + _ROWS_PER_COMMIT]
             freed += self._index.write(lambda c, b=batch: _name(c, b, found.namespaces))  # type: ignore[misc]
         self._segments.free(freed)
-        self._index.write(lambda catalog: self._settle(catalog, unknown))
-        log.warning(
-            "index rebuilt segments=%d objects=%d", len(unknown), len(found.records) - len(freed)
-        )
+        self._index.write(lambda catalog: self._seal(catalog, list(found.segments)))
         return len(found.records) - len(freed)
 
-    def _settle(self, catalog: Catalog, segments: list[int]) -> None:
+    def _seal(self, catalog: Catalog, segments: list[int]) -> None:
         for segment in segments:
+            row = catalog.segment(segment)
+            if row is not None and row.state == SegmentState.FOUND:
+                row.state = SegmentState.SEALED
             self._segments.settle(catalog, segment)
 
-    def _scan(self, segment: int, found: _Found) -> None:
+    def _scan(self, segment: int, found: "_Found") -> None:
         fd = self._files.open(self._segments.path(segment))
         page = self._pool.take(_MAX_NAMESPACE_BYTES)
         try:
@@ -98,8 +130,7 @@ class Rebuild:
         finally:
             self._pool.give(page)
             self._files.close(fd)
-        row = SegmentRow(SegmentState.SEALED, 0, created_ns, end, 0, 0, 0, 0)
-        self._index.write(lambda catalog: catalog.add_segment(segment, row))
+        found.segments[segment] = (created_ns, end)
 
     def _created(self, fd: int, page: memoryview) -> int | None:
         """When this store made the segment; None if it is another's, or not a segment."""
@@ -142,6 +173,15 @@ class Rebuild:
         found.namespaces[namespace.id] = namespace
 
 
+def _claim(catalog: Catalog, segments: dict[int, tuple[int, int]]) -> None:
+    for segment, (created_ns, end) in segments.items():
+        row = catalog.segment(segment)
+        if row is None:
+            row = SegmentRow(SegmentState.FOUND, os.getpid(), created_ns, end, 0, 0, 0, 0)
+            catalog.add_segment(segment, row)
+        row.committed_end = max(row.committed_end, end)
+
+
 def _name(
     catalog: Catalog,
     batch: list[tuple[Place, RecordHeader]],
@@ -151,6 +191,8 @@ def _name(
     freed = []
     for place, header in batch:
         entry = _entry(place, header)
+        if entry is not None and entry.same_place(catalog.current(entry)):
+            continue  # by a rebuild that was interrupted
         if entry is None or not _is_wanted(catalog, entry, namespaces):
             catalog.add_freeing(place)
             freed.append(place)

@@ -261,6 +261,10 @@ class SegmentState(IntEnum):
     OPEN = 1
     """A process holds its lock and appends to it; if nobody holds the lock, its writer died."""
     SEALED = 2
+    FOUND = 3
+    """Its records are being named anew, after the index was lost; if nobody does so, they still
+    are to be.
+    """
 
 
 @dataclass(slots=True)

@@ -139,10 +139,21 @@ class Segments:
             raise
 
     def _discard(self, made: list[tuple[int, int]]) -> None:
+        """Undo; a file that stays is empty, and removed at the next open."""
         while made:
             segment, fd = made.pop()
-            self._files.unlink(self.path(segment))
+            try:
+                self._files.unlink(self.path(segment))
+            except OSError as error:
+                log.warning("segment %d was not discarded: %s", segment, error)
+            self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        """Close, whatever comes of it: what was written is either synced or named by nothing."""
+        try:
             self._files.close(fd)
+        except OSError as error:
+            log.warning("a segment was not closed well: %s", error)
 
     def seal(self, segment: int, fd: int) -> None:
         """No more will be appended: cut off what was not committed and close ``fd``; the file goes
@@ -152,21 +163,17 @@ class Segments:
         def work(catalog: Catalog) -> None:
             row = catalog.segment(segment)
             if row is not None:
-                self._seal(catalog, segment, row, fd)
+                self._seal(catalog, segment, row)
 
         try:
             self._index.write(work)
         finally:
-            self._files.close(fd)
+            self._close(fd)
 
-    def _seal(self, catalog: Catalog, segment: int, row: SegmentRow, fd: int) -> None:
+    def _seal(self, catalog: Catalog, segment: int, row: SegmentRow) -> None:
         row.state = SegmentState.SEALED
         catalog.reserve(segment, -row.reserved)
-        try:
-            if self._files.size(fd) > row.committed_end:
-                self._files.truncate(fd, row.committed_end)
-        except OSError as error:
-            log.warning("segment %d was not cut off: %s", segment, error)
+        self._cut_off(segment, row.committed_end)
         self.settle(catalog, segment)
 
     def settle(self, catalog: Catalog, segment: int) -> None:
@@ -239,13 +246,14 @@ class Segments:
             log.warning("segment %d: bytes were not freed: %s", segment, error)
             return False
         finally:
-            self._files.close(fd)
+            self._close(fd)
         return True
 
     def recover(self) -> list[int]:
         """At open: take over segments whose writer died, and make the index's figures true.
 
-        Returns segments with records that the index does not know at all. Raises OSError.
+        Returns segments with records that the index does not know at all, or not all. Raises
+        OSError.
         """
 
         def work(catalog: Catalog) -> list[int]:
@@ -255,12 +263,13 @@ class Segments:
                     self._lose(catalog, segment, row)
                 elif row.state == SegmentState.OPEN:
                     self._adopt(catalog, segment, row)
-                else:
+                elif row.state == SegmentState.SEALED:
                     self.settle(catalog, segment)
             catalog.meta.next_segment = max([catalog.meta.next_segment, *(i + 1 for i in on_disk)])
-            known = {segment for segment, _ in catalog.segments()}
-            unknown = [s for s in sorted(on_disk - known) if self.path(s).exists()]
-            return [segment for segment in unknown if not self._remove_empty(segment)]
+            rows = dict(catalog.segments())
+            found = {segment for segment, row in rows.items() if row.state == SegmentState.FOUND}
+            unknown = [each for each in on_disk - rows.keys() if not self._remove_empty(each)]
+            return sorted(found.union(unknown))
 
         found = self._index.write(work)
         with self._index.read() as catalog:
@@ -269,19 +278,38 @@ class Segments:
         return found
 
     def _on_disk(self) -> set[int]:
+        """The segments there are; a link, a pipe or a directory of such a name is none."""
         names = (Path(name) for name in self._files.names(self.directory))
-        return {int(n.stem) for n in names if n.suffix == SUFFIX and n.stem.isdecimal()}
+        ids = {int(n.stem) for n in names if n.suffix == SUFFIX and n.stem.isdecimal()}
+        return {each for each in ids if self._files.is_file(self.path(each))}
 
     def _adopt(self, catalog: Catalog, segment: int, row: SegmentRow) -> None:
-        fd = self._files.open(self.path(segment), write=True)
+        fd = self._files.open(self.path(segment))
         try:
             if self._files.lock(fd):
                 log.info(
                     "segment %d of process %d, which is gone, is sealed", segment, row.owner_pid
                 )
-                self._seal(catalog, segment, row, fd)
+                self._seal(catalog, segment, row)
         finally:
-            self._files.close(fd)
+            self._close(fd)
+
+    def _cut_off(self, segment: int, end: int) -> None:
+        """Free what nothing names at the end of a segment; not through a second name of it."""
+        try:
+            fd = self._files.open(self.path(segment), write=True)
+        except FileNotFoundError:
+            return  # nothing lived in it
+        except OSError as error:
+            log.warning("segment %d was not cut off: %s", segment, error)
+            return
+        try:
+            if self._files.size(fd) > end:
+                self._files.truncate(fd, end)
+        except OSError as error:
+            log.warning("segment %d was not cut off: %s", segment, error)
+        finally:
+            self._close(fd)
 
     def _lose(self, catalog: Catalog, segment: int, row: SegmentRow) -> None:
         """Somebody removed the file: its objects can never be read again."""
@@ -296,11 +324,14 @@ class Segments:
     def _remove_empty(self, segment: int) -> bool:
         """Remove a file that its maker did not live to tell the index of; it holds no record."""
         path = self.path(segment)
-        fd = self._files.open(path)
+        try:
+            fd = self._files.open(path)
+        except FileNotFoundError:
+            return True  # it was in ``_on_disk`` and removed since
         try:
             if self._files.size(fd) > PAGE_BYTES:
                 return False
         finally:
-            self._files.close(fd)
+            self._close(fd)
         self._files.unlink(path)
         return True

@@ -8,9 +8,10 @@ close the store.
 import contextlib
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from spillcache.store.files import FILE_MODE
+from spillcache.store.files import FILE_MODE, require_own
 
 MARK = "in-use"
 
@@ -29,25 +30,37 @@ class Tenancy:
                 fcntl.flock(self._fd, fcntl.LOCK_SH)
             self.ended_badly = self.is_alone and self._mark.exists()
             """Whether the last process that had the store open did not close it."""
-            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(self._mark, flags, FILE_MODE)
-            os.fchmod(fd, FILE_MODE)
-            os.close(fd)
+            self._make_mark()
         except OSError:
             os.close(self._fd)
             raise
+
+    def _make_mark(self) -> None:
+        # Without O_NONBLOCK, a pipe of that name would be waited for.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        fd = os.open(self._mark, flags, FILE_MODE)
+        try:
+            require_own(fd, self._mark, write=True)
+            os.fchmod(fd, FILE_MODE)
+        finally:
+            os.close(fd)
 
     def share(self) -> None:
         """Let other processes in."""
         fcntl.flock(self._fd, fcntl.LOCK_SH)
         self.is_alone = False
 
-    def end(self, *, well: bool) -> None:
-        """Give the share back; the last one to end well removes the mark."""
-        if well and self._lock_alone():
-            with contextlib.suppress(FileNotFoundError):
-                self._mark.unlink()
-        os.close(self._fd)
+    def end(self, *, well: bool, last: Callable[[], None] = lambda: None) -> None:
+        """Give the share back. The last one to end well calls ``last`` while nobody else can come
+        in, and removes the mark.
+        """
+        try:
+            if well and self._lock_alone():
+                last()
+                with contextlib.suppress(FileNotFoundError):
+                    self._mark.unlink()
+        finally:
+            os.close(self._fd)
 
     def _lock_alone(self) -> bool:
         try:

@@ -1,5 +1,7 @@
 """A store whose index is lost, damaged, or was left by a process that died."""
 
+import errno
+import os
 import random
 import shutil
 import signal
@@ -21,12 +23,15 @@ from store_tools import (
 from test_store_processes import BLOCKS, SIZE, check_figures, kill, lines_until, start
 
 from spillcache.config import MIB
-from spillcache.errors import StoreIndexError
+from spillcache.errors import StoreIndexError, StoreIOError
 from spillcache.state import Part
-from spillcache.store import probe
+from spillcache.store import index_sum, probe
 from spillcache.store.block_store import BlockStore
 from spillcache.store.format import RecordClass, RecordHeader, SegmentHeader
 from spillcache.store.index import Index
+from spillcache.store.index_sum import Verdict
+from spillcache.store.probe import Health
+from spillcache.store.rows import object_key, pack_entry
 from spillcache.store.tenancy import MARK, Tenancy
 
 ALL = tuple(Part)
@@ -207,13 +212,17 @@ def test_the_mark_tells_of_a_bad_end(tmp_path):
 
 def test_a_sound_index_is_found_sound(filled, tmp_path):
     path, _, _ = filled
-    assert probe.is_sound(path / "index")
-    assert probe.walk(path / "index", 10.0)
-    assert probe.walk(path / "index", 0.0)
-    assert probe.is_sound(tmp_path / "missing")
+    assert probe.health(path / "index") is Health.SOUND
+    assert probe.walk(path / "index", 10.0) is Health.SOUND
+    assert probe.walk(path / "index", 0.0) is Health.SOUND
+    assert probe.health(tmp_path / "missing") is Health.SOUND
+    assert probe.main([str(path / "index")]) == 0
 
 
-@pytest.mark.parametrize("database", ["places", "evictable", "meta", "namespaces"])
+DATABASES = ["places", "evictable", "meta", "namespaces", "objects", "usage", "segments"]
+
+
+@pytest.mark.parametrize("database", DATABASES)
 def test_rows_that_contradict_each_other_are_found(filled, database):
     path, _, _ = filled
     index = Index(path / "index")
@@ -226,26 +235,125 @@ def test_rows_that_contradict_each_other_are_found(filled, database):
             key = key[:1] + bytes(8) + key[9:]
         elif database == "places":
             key = key[:-1] + b"\x01"
-        else:
+        elif database in ("meta", "namespaces"):
             value = value[:-3]
+        else:
+            at = 32 if database == "segments" else 16
+            value = value[:at] + bytes((value[at] ^ 8,)) + value[at + 1 :]
         catalog._put(database, key, value)
 
     index.write(spoil)
     index.close()
-    assert not probe.walk(path / "index", 10.0)
+    assert probe.walk(path / "index", 10.0) is Health.DAMAGED
+    assert probe.health(path / "index") is Health.DAMAGED
 
 
-def test_a_probe_that_dies_says_damaged(tmp_path, monkeypatch):
+@pytest.mark.parametrize("field", ["children", "parent", "last_use", "offset", "raw_bytes"])
+def test_every_field_of_an_object_that_could_mislead_is_audited(filled, field):
+    path, ours, _ = filled
+    index = Index(path / "index")
+    chosen = next(o for o in ours if o.part is Part.KV and o.block_index == 9)
+
+    def spoil(catalog):
+        entry = catalog.entry(NAMESPACE.id, chosen.block, Part.KV)
+        value = bytes(32) if field == "parent" else getattr(entry, field) + 4096
+        changed = entry._replace(**{field: value})
+        catalog._put("objects", object_key(*entry[:3]), pack_entry(changed))
+
+    index.write(spoil)
+    index.close()
+    assert probe.walk(path / "index", 10.0) is Health.DAMAGED
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        (-signal.SIGBUS, Health.DAMAGED),
+        (-signal.SIGSEGV, Health.DAMAGED),
+        (-signal.SIGABRT, Health.DAMAGED),
+        (-signal.SIGKILL, Health.UNKNOWN),
+        (-signal.SIGTERM, Health.UNKNOWN),
+        (1, Health.DAMAGED),
+        (2, Health.UNKNOWN),
+        (0, Health.SOUND),
+    ],
+)
+def test_what_a_probe_that_ends_says(tmp_path, monkeypatch, code, found):
     (tmp_path / "data.mdb").write_bytes(b"x")
 
     class Done:
-        returncode = -signal.SIGBUS
+        returncode = code
 
     monkeypatch.setattr(probe.subprocess, "run", lambda *_, **__: Done)
-    assert not probe.is_sound(tmp_path)
+    assert probe.health(tmp_path) is found
+
+
+def test_a_probe_that_hangs_or_can_not_start_says_nothing(tmp_path, monkeypatch):
+    (tmp_path / "data.mdb").write_bytes(b"x")
 
     def hang(*_, **__):
         raise probe.subprocess.TimeoutExpired("probe", 1)
 
     monkeypatch.setattr(probe.subprocess, "run", hang)
-    assert probe.is_sound(tmp_path)
+    assert probe.health(tmp_path) is Health.UNKNOWN
+    monkeypatch.setattr(probe.sys, "executable", "")
+    assert probe.health(tmp_path) is Health.UNKNOWN
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.EACCES])
+def test_an_index_that_can_not_be_read_is_not_taken_for_damaged(filled, monkeypatch, code):
+    path, ours, theirs = filled
+
+    def fail(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pread", fail)
+    assert probe.walk(path / "index", 10.0) is Health.UNKNOWN
+    monkeypatch.undo()
+    monkeypatch.setattr(index_sum, "_digest", fail)
+    with pytest.raises(StoreIOError):
+        BlockStore.open(config(path))
+    monkeypatch.undo()
+    assert not (path / "index.damaged").exists()
+    check_filled(path, ours, theirs)
+
+
+# The sum that is written at a clean end.
+
+
+def test_a_changed_index_is_noticed_without_a_bad_end(filled):
+    path, ours, theirs = filled
+    assert index_sum.check_sum(path) is Verdict.SAME
+    flip(path / "index" / "data.mdb", 3)
+    assert index_sum.check_sum(path) is Verdict.DIFFERENT
+    check_filled(path, ours, theirs)
+    assert (path / "index.damaged").exists()
+    assert index_sum.check_sum(path) is Verdict.SAME
+
+
+def test_the_sum_is_gone_while_the_index_may_change(filled, monkeypatch):
+    path, ours, theirs = filled
+    with BlockStore.open(config(path)):
+        assert index_sum.check_sum(path) is Verdict.UNKNOWN
+        assert not (path / index_sum.INDEX_SUM).exists()
+    assert (path / index_sum.INDEX_SUM).exists()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with BlockStore.open(config(path)) as store:
+        store.set_note("a", b"b")
+        monkeypatch.setattr(index_sum, "_digest", full)
+    monkeypatch.undo()
+    assert index_sum.check_sum(path) is Verdict.UNKNOWN
+    check_filled(path, ours, theirs)
+
+
+def test_a_sum_that_is_cut_short_says_nothing(filled):
+    path, ours, theirs = filled
+    (path / index_sum.INDEX_SUM).write_text("")
+    assert index_sum.check_sum(path) is Verdict.UNKNOWN
+    check_filled(path, ours, theirs)
+    assert not (path / "index.damaged").exists()
+    (path / "index" / "data.mdb").unlink()
+    assert index_sum.check_sum(path) is Verdict.UNKNOWN

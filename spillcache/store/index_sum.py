@@ -1,0 +1,85 @@
+"""A digest of the whole index, written when the last process closes a store, so that the next one
+knows at once whether it is as it was left: LMDB's pages have no checksums.
+
+It goes before the index is written to again, so it is never older than the index.
+"""
+
+import contextlib
+import os
+import secrets
+from enum import Enum
+from pathlib import Path
+
+from blake3 import blake3
+
+from spillcache.config import MIB
+from spillcache.store.files import FILE_MODE
+from spillcache.store.location import INDEX, TEMPORARY
+
+INDEX_SUM = "index.sum"
+_DATA = "data.mdb"
+_CHUNK_BYTES = 4 * MIB
+_SUM_BYTES = len(blake3().hexdigest()) + 1
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class Verdict(Enum):
+    """What is known of an index from outside."""
+
+    SAME = "as it was left"
+    DIFFERENT = "damaged"
+    UNKNOWN = "its last process was killed, or it is new"
+
+
+def write_sum(store: Path) -> None:
+    """Write the digest; only while nobody has the index open. Raises OSError."""
+    digest = _digest(store / INDEX / _DATA)
+    temporary = store / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with open(os.open(temporary, flags, FILE_MODE), "w") as file:
+            os.fchmod(file.fileno(), FILE_MODE)
+            file.write(f"{digest}\n")
+        # Not synced: after a power cut it is there, whole, or it isn't, and then the index is
+        # looked through.
+        temporary.replace(store / INDEX_SUM)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def check_sum(store: Path) -> Verdict:
+    """Compare the index with its digest; reads all of it. Raises OSError."""
+    try:
+        fd = os.open(store / INDEX_SUM, _READ)
+    except FileNotFoundError:
+        return Verdict.UNKNOWN
+    with open(fd, "rb") as file:
+        written = file.read(_SUM_BYTES + 1)
+    if len(written) != _SUM_BYTES:
+        return Verdict.UNKNOWN
+    try:
+        digest = _digest(store / INDEX / _DATA)
+    except FileNotFoundError:
+        return Verdict.UNKNOWN
+    return Verdict.SAME if written == f"{digest}\n".encode() else Verdict.DIFFERENT
+
+
+def remove_sum(store: Path) -> None:
+    """From now on the index may change. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        (store / INDEX_SUM).unlink()
+        fd = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _digest(path: Path) -> str:
+    hasher = blake3()
+    with open(os.open(path, _READ), "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            hasher.update(chunk)
+    return hasher.hexdigest()
