@@ -96,6 +96,8 @@ class BlockStore:
     def inspect(path: Path, min_free_bytes: int = _MIN_FREE_BYTES) -> StoreView:
         """Look at a store, also while others use it, without creating or changing anything.
 
+        ``min_free_bytes`` is what it says when the store does not know with what it was opened.
+
         Raises StoreLocationError, StoreFormatError and StoreIndexError.
         """
         with opening:

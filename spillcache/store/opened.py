@@ -34,7 +34,7 @@ from spillcache.store.rows import Entry
 from spillcache.store.segments import Segments, segment_bytes
 from spillcache.store.tenancy import Tenancy
 from spillcache.store.touches import Touches, apply
-from spillcache.store.view import directory_bytes, opening
+from spillcache.store.view import LIMITS_NOTE, directory_bytes, opening, pack_limits
 from spillcache.store.writer import Writer
 
 _POOL_BYTES = 64 * MIB
@@ -132,6 +132,14 @@ class OpenStore:
         self.room.set_aside_bytes = directory_bytes(self.location.path / DAMAGED)
         self.room.shrink()
         self.measure()
+
+    def note_limits(self, config: StoreConfig) -> None:
+        """Remember what the store was last opened with, for commands that care for it meanwhile."""
+        with self.index.read() as catalog:
+            known = catalog.note(LIMITS_NOTE)
+        now = pack_limits(config.min_free_bytes, config.max_age_s)
+        if now != known:
+            self.index.write(lambda catalog: catalog.set_note(LIMITS_NOTE, now))
 
     def reads(self) -> str:
         """How segment bytes are read."""
@@ -300,6 +308,7 @@ def acquire(config: StoreConfig, metrics: Metrics | None, files: Files | None) -
             store.room.shrink()
         else:
             store = OpenStore(location, config, files or Files(direct=config.direct_io), metrics)
+            store.note_limits(config)
             _open[identity] = store
         store.handles += 1
         return store

@@ -2,6 +2,7 @@
 looked at.
 """
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from spillcache.store.files import BLOCK_BYTES, Files
 from spillcache.store.index import Index
 from spillcache.store.location import Location, read_location
 from spillcache.store.objects import NamespaceInfo, Usage
+from spillcache.store.rows import SegmentState
 
 _NS_PER_S = 1_000_000_000
 
@@ -24,6 +26,25 @@ opening = threading.RLock()
 """Held while an index is opened or looked at: LMDB allows one environment per process and
 directory.
 """
+
+
+LIMITS_NOTE = b"store:limits"
+"""The note of the limits that are not the store's own but those of whoever opened it last."""
+
+
+def pack_limits(min_free_bytes: int, max_age_s: float | None) -> bytes:
+    """What ``LIMITS_NOTE`` says."""
+    return json.dumps({"min_free_bytes": min_free_bytes, "max_age_s": max_age_s}).encode()
+
+
+def _noted_limits(catalog: Catalog, min_free_bytes: int) -> tuple[int, float | None]:
+    """What was noted; else ``min_free_bytes``, and no age."""
+    try:
+        noted = json.loads(catalog.note(LIMITS_NOTE) or b"{}")
+        min_free, max_age = noted.get("min_free_bytes", min_free_bytes), noted.get("max_age_s")
+        return int(min_free), None if max_age is None else float(max_age)
+    except (ValueError, TypeError, AttributeError):
+        return min_free_bytes, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +57,12 @@ class StoreView:
     store_id: bytes
     _namespaces: tuple[NamespaceInfo, ...]
     _usage: Usage
+    max_age_s: float | None
+    """``--cache-max-age`` of whoever opened it last."""
+    writers: tuple[int, ...]
+    """Process ids of those who write to it, or were killed while they did."""
+    quarantined: int
+    """Records in quarantine."""
 
     def namespaces(self) -> list[NamespaceInfo]:
         """As ``BlockStore.namespaces``."""
@@ -68,8 +95,20 @@ def look(path: Path, min_free_bytes: int, index: Index | None = None) -> StoreVi
     """
     with looked_at(path, index) as (location, _, catalog):
         found = tuple(namespace_infos(catalog))
+        min_free_bytes, max_age_s = _noted_limits(catalog, min_free_bytes)
         usage = usage_of(catalog, location, min_free_bytes, location.quota_bytes)
-    return StoreView(location.path, location.store_id, found, usage)
+        is_open = SegmentState.OPEN
+        writers = {row.owner_pid for _, row in catalog.segments() if row.state == is_open}
+    quarantined = sum(1 for _ in location.quarantine.glob("*.rec"))
+    return StoreView(
+        location.path,
+        location.store_id,
+        found,
+        usage,
+        max_age_s=max_age_s,
+        writers=tuple(sorted(writers)),
+        quarantined=quarantined,
+    )
 
 
 @contextmanager
