@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from spillcache.cli.care import DISK_VARIABLE
 from spillcache.config import Codec, FlashAttention, KVType
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -179,6 +180,7 @@ CacheDisk = Annotated[
     Path | None,
     typer.Option(
         "--cache-disk",
+        envvar=DISK_VARIABLE,
         metavar="DIR",
         help="Keep the cache in DIR across restarts. Without it nothing is written.",
         rich_help_panel=_CACHE,
@@ -207,6 +209,15 @@ CacheDiskCodec = Annotated[
     typer.Option(
         "--cache-disk-codec",
         help="How new blocks are written. Default: raw.",
+        rich_help_panel=_CACHE,
+    ),
+]
+CacheMaxAge = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-max-age",
+        metavar="AGE",
+        help="Blocks on disk that were not used for longer go, as 30d or 12h. Default: never.",
         rich_help_panel=_CACHE,
     ),
 ]
