@@ -1,15 +1,12 @@
 """``spillcache ls``: what a cache directory holds. Looks only: a server may be using it."""
 
-import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from spillcache.cli import care
 from spillcache.config import format_size
-from spillcache.errors import ConfigError
 from spillcache.namespace import FieldValue
 
 if TYPE_CHECKING:
@@ -18,25 +15,16 @@ if TYPE_CHECKING:
 
 def ls(
     *,
-    directory: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="The cache directory.")
-    ] = None,
-    cache_disk: Annotated[
-        Path | None,
-        typer.Option("--cache-disk", metavar="DIR", help="The same, as serve calls it."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for machines.")] = False,
+    directory: care.Directory = None,
+    cache_disk: care.CacheDisk = None,
+    as_json: care.AsJson = False,
 ) -> None:
     """Show what a cache directory holds: namespaces, blocks, bytes and ages."""
-    path = directory or cache_disk
-    if path is None:
-        raise ConfigError("name the cache directory: spillcache ls DIR")
-    from spillcache.store.block_store import BlockStore  # noqa: PLC0415 — LMDB, NumPy, …
-
-    with BlockStore.inspect(path.expanduser()) as store:
-        namespaces, usage = store.namespaces(), store.usage()
+    path = care.directory_of(directory, cache_disk, "ls")
+    view = care.look(path)
+    namespaces, usage = view.namespaces(), view.usage()
     if as_json:
-        print(json.dumps(_report(path, namespaces, usage)))
+        care.print_json(_report(path, namespaces, usage))
     else:
         _print_tables(path, namespaces, usage)
 
@@ -63,6 +51,9 @@ def _namespace(info: "NamespaceInfo", now: float) -> dict[str, Any]:
         "objects": info.objects,
         "raw_bytes": info.raw_bytes,
         "stored_bytes": info.stored_bytes,
+        "saved_ratio": round(_saved(info), 4),
+        "hidden": info.hidden_since is not None,
+        "reason": info.reason,
         "parts": {part.name.lower(): count for part, count in info.parts.items()},
         "created_age_s": round(max(0.0, now - info.created), 1),
         "last_used_age_s": round(max(0.0, now - info.last_used), 1),
@@ -79,7 +70,7 @@ def _print_tables(path: Path, namespaces: "list[NamespaceInfo]", usage: "Usage")
 
     now = time.time()
     table = Table(box=None, pad_edge=False)
-    for column in ("namespace", "blocks", "bytes", "raw", "parts", "used", "made"):
+    for column in ("namespace", "blocks", "bytes", "raw", "saved", "parts", "used", "made"):
         table.add_column(column, justify="left" if column in ("namespace", "parts") else "right")
     for info in namespaces:
         table.add_row(
@@ -87,6 +78,7 @@ def _print_tables(path: Path, namespaces: "list[NamespaceInfo]", usage: "Usage")
             f"{info.blocks:,}",
             format_size(info.stored_bytes),
             format_size(info.raw_bytes),
+            f"{_saved(info):.0%}",
             " ".join(f"{part.name.lower()}:{count:,}" for part, count in info.parts.items()),
             _age(now - info.last_used),
             _age(now - info.created),
@@ -104,6 +96,15 @@ def _print_tables(path: Path, namespaces: "list[NamespaceInfo]", usage: "Usage")
     for info in namespaces:
         words = [f"{name}={_short(value)}" for name, value in info.namespace.fields]
         console.print(f"{info.namespace.id.hex()}: {' '.join(words)}", soft_wrap=True, markup=False)
+        if info.hidden_since is not None:
+            since = _age(now - info.hidden_since)
+            text = f"{info.namespace.id.hex()}: HIDDEN {since}: {info.reason}"
+            console.print(text, soft_wrap=True, markup=False)
+
+
+def _saved(info: "NamespaceInfo") -> float:
+    """What compression saves, as a share of the state as the engine gave it."""
+    return max(0.0, 1 - info.stored_bytes / info.raw_bytes) if info.raw_bytes else 0.0
 
 
 def _short(value: FieldValue) -> str:

@@ -11,8 +11,12 @@ import typer
 
 from spillcache import __version__
 from spillcache.cli.bench_restart import bench_restart
+from spillcache.cli.gc_command import gc
+from spillcache.cli.invalidate_command import invalidate
 from spillcache.cli.ls_command import ls
+from spillcache.cli.purge_command import purge
 from spillcache.cli.serve_command import serve
+from spillcache.cli.status_command import status
 from spillcache.errors import ConfigError, SpillcacheError
 
 DEBUG_VARIABLE = "SPILLCACHE_DEBUG"
@@ -35,6 +39,10 @@ bench_app = typer.Typer(help="Measure on this machine.", context_settings=_HELP)
 app.add_typer(bench_app, name="bench")
 app.command("serve")(serve)
 app.command("ls")(ls)
+app.command("status")(status)
+app.command("gc")(gc)
+app.command("purge")(purge)
+app.command("invalidate")(invalidate)
 bench_app.command("restart")(bench_restart)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -18,6 +19,7 @@ from spillcache.config import (
     ServeConfig,
     Settings,
     StoreConfig,
+    parse_age,
     parse_size,
 )
 from spillcache.errors import ConfigError
@@ -50,6 +52,7 @@ def serve(
     cache_disk_size: flags.CacheDiskSize = None,
     cache_disk_min_free: flags.CacheDiskMinFree = None,
     cache_disk_codec: flags.CacheDiskCodec = None,
+    cache_max_age: flags.CacheMaxAge = None,
     cache_ram: flags.CacheRam = _CACHE.ram_bytes // MIB,
     cache_min_tokens: flags.CacheMinTokens = _CACHE.min_tokens,
     cache_namespace: flags.CacheNamespace = "",
@@ -73,7 +76,10 @@ def serve(
         ),
         serve=ServeConfig(host=host, port=port, api_key=api_key or None, alias=alias),
         cache=CacheConfig(ram_bytes=cache_ram * MIB, min_tokens=cache_min_tokens),
-        store=_store(cache_disk, cache_disk_size, cache_disk_min_free, cache_disk_codec),
+        store=_aged(
+            _store(cache_disk, cache_disk_size, cache_disk_min_free, cache_disk_codec),
+            cache_max_age,
+        ),
     )
     _set_up_logging(log_level)
     _warn_if_open(settings.serve)
@@ -114,6 +120,17 @@ def _store(
         else parse_size(min_free, "--cache-disk-min-free"),
         codec=codec or defaults.codec,
     )
+
+
+def _aged(store: StoreConfig | None, max_age: str | None) -> StoreConfig | None:
+    """The same with the age limit; raises ConfigError for an age without a directory, or a bad
+    one.
+    """
+    if max_age is None:
+        return store
+    if store is None:
+        raise ConfigError("--cache-max-age needs --cache-disk DIR")
+    return replace(store, max_age_s=parse_age(max_age, "--cache-max-age"))
 
 
 def _set_up_logging(level: str) -> None:

@@ -26,6 +26,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     """``cli("ls", "DIR") -> Ended``: as ``spillcache ls DIR`` in a shell."""
     for name in ("SPILLCACHE_DEBUG", "LLAMA_ARG_MODEL", "LLAMA_ARG_CTX_SIZE", "LLAMA_API_KEY"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("SPILLCACHE_DISK", raising=False)
 
     def call(*words: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["spillcache", *words])

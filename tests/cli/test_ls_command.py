@@ -6,27 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from care_tools import BLUE, RED, put
 
-from spillcache.chain import chain_hashes, chain_root
 from spillcache.cli.ls_command import _age
 from spillcache.config import StoreConfig
-from spillcache.namespace import Namespace
 from spillcache.state import Part
-from spillcache.store.block_store import BlockStore, StoreObject
-
-RED = Namespace.of({"engine": "test", "model_0": bytes(range(32)), "tag": "[red]", "flash": True})
-BLUE = Namespace.of({"engine": "test", "tag": "blue"})
-
-
-def put(store: BlockStore, namespace: Namespace, blocks: int, parts: tuple[Part, ...]) -> None:
-    parent = chain_root(namespace.digest)
-    objects = []
-    for index, block in enumerate(chain_hashes(parent, range(64 * blocks), 64)):
-        objects += [
-            StoreObject(block, part, parent, index, 64, payload=bytes(1000)) for part in parts
-        ]
-        parent = block
-    assert store.put(namespace, objects).written == len(objects)
+from spillcache.store.block_store import BlockStore
 
 
 @pytest.fixture
@@ -85,7 +70,7 @@ def test_people_get_tables(cli: Any, filled: BlockStore, directory: Path) -> Non
         assert f"{directory}: " in ended.out
         assert " of 1.0 GiB" in ended.out
         (row,) = [line for line in ended.out.splitlines() if line.startswith(f"{RED.id.hex()} ")]
-        cells = r"\s+3\s+5\.9 KiB\s+5\.9 KiB\s+kv:3 window:3\s+\d+ s ago\s+\d+ s ago"
+        cells = r"\s+3\s+5\.9 KiB\s+5\.9 KiB\s+0%\s+kv:3 window:3\s+\d+ s ago\s+\d+ s ago"
         assert re.fullmatch(RED.id.hex() + cells, row)
         assert (
             f"{RED.id.hex()}: engine=test flash=True model_0=000102030405… tag=[red]" in ended.out
@@ -99,6 +84,33 @@ def test_looking_changes_nothing(cli: Any, directory: Path) -> None:
     before = snapshot(directory)
     assert cli("ls", str(directory)).code == 0
     assert snapshot(directory) == before
+
+
+def test_what_compression_saves(cli: Any, directory: Path) -> None:
+    with BlockStore.open(StoreConfig(directory, quota_bytes=1 << 30, codec="zstd")) as store:
+        put(store, RED, 2, (Part.KV,), size=100_000)
+        put(store, BLUE, 2, (Part.KV,), size=100_000, noise=True)
+    found = {
+        each["id"]: each
+        for each in json.loads(cli("ls", str(directory), "--json").out)["namespaces"]
+    }
+    assert found[RED.id.hex()]["saved_ratio"] > 0.9
+    assert found[BLUE.id.hex()]["saved_ratio"] == 0.0
+    out = cli("ls", str(directory)).out
+    (row,) = [line for line in out.splitlines() if line.startswith(f"{RED.id.hex()} ")]
+    assert re.search(r"195\.3 KiB\s+(9\d|100)%", row)
+
+
+def test_hidden_namespaces_are_marked(cli: Any, filled: BlockStore, directory: Path) -> None:
+    filled.invalidate(RED.id, "[bad] build")
+    out = cli("ls", str(directory)).out
+    assert re.search(rf"^{RED.id.hex()}: HIDDEN \d+ s ago: \[bad\] build$", out, re.M)
+    assert out.count("HIDDEN") == 1
+    namespaces = json.loads(cli("ls", str(directory), "--json").out)["namespaces"]
+    assert {each["id"]: (each["hidden"], each["reason"]) for each in namespaces} == {
+        RED.id.hex(): (True, "[bad] build"),
+        BLUE.id.hex(): (False, ""),
+    }
 
 
 def test_an_empty_store_says_so(cli: Any, store: BlockStore, directory: Path) -> None:

@@ -1,0 +1,124 @@
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from care_tools import BLUE, RED, config, put
+
+from spillcache.metrics import Metrics
+from spillcache.store.block_store import BlockStore
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+class Server:
+    """Answers as a server of ours would: what ``health`` says, and real metrics."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.health: dict[str, Any] = {"status": "ok", "cache": {"disk": {"on": True}}}
+        self.code = 200
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                is_health = self.path == "/health"
+                body = json.dumps(outer.health).encode() if is_health else outer.metrics.render()
+                self.send_response(outer.code if is_health else 200)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.http = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,))
+        self.thread.start()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server()
+    yield running
+    running.http.shutdown()
+    running.thread.join()
+    running.http.server_close()
+
+
+def test_json_has_all_of_it(cli: Any, directory: Path) -> None:
+    with BlockStore.open(config(directory, min_free_bytes=5, max_age_s=864000.0)) as store:
+        put(store, RED, 3)
+        put(store, BLUE, 1)
+        store.invalidate(BLUE.id, "x")
+        report = json.loads(cli("status", str(directory), "--json").out)
+        assert report["writers"] == [os.getpid()]
+    assert report["path"] == str(directory)
+    assert report["store_id"] == store.store_id.hex()
+    assert report["quota_bytes"] == 1 << 30
+    assert 0 < report["used_bytes"] < 10 << 20
+    assert report["free_bytes"] > 0
+    assert (report["min_free_bytes"], report["max_age_s"]) == (5, 864000.0)
+    assert (report["objects"], report["segments"]) == (4, 1)
+    assert (report["namespaces"], report["hidden_namespaces"]) == (2, 1)
+    assert report["raw_bytes"] == report["stored_bytes"] == 4000
+    assert report["quarantined"] == 0
+    assert "server" not in report
+
+
+def test_people_get_sentences(cli: Any, directory: Path) -> None:
+    with BlockStore.open(config(directory, max_age_s=864000.0)) as store:
+        put(store, RED, 3)
+        store.invalidate(RED.id, "x")
+        out = cli("status", str(directory)).out
+        assert f"written by process {os.getpid()}\n" in out
+    (directory / "quarantine" / "1.rec").write_bytes(b"x")
+    out = cli("status", str(directory)).out
+    assert re.search(r": \d\.\d MiB of 1\.0 GiB \(\d%\)\n", out) or "KiB of 1.0 GiB (0%)" in out
+    assert "holds: 3 objects in 1 namespaces (1 hidden), 1 segments, 2.9 KiB for 2.9 KiB" in out
+    assert "what is not used for 10.0 days goes\n" in out
+    assert "quarantine: 1 damaged records" in out
+    assert "nobody writes to it now\n" in out
+
+
+def test_a_server_is_asked(cli: Any, directory: Path, server: Server) -> None:
+    BlockStore.open(config(directory)).close()
+    out = cli("status", str(directory), "--url", server.url).out
+    assert f"{server.url}: ok; disk tier on\nno prompt was answered yet\n" in out
+    for source, count in (("live", 10), ("ram", 20), ("disk", 1000), ("computed", 970)):
+        server.metrics.prompt_tokens.labels(source).inc(count)
+    server.metrics.restored_bytes.labels("disk").inc(12345678)
+    server.metrics.spilled_bytes.inc(77)
+    server.health["cache"]["disk"] = {"on": False, "reason": "it failed"}
+    words = ("status", str(directory), "--url", f"{server.url}/")
+    out = cli(*words).out
+    assert "disk tier off: it failed\n" in out
+    assert "prompt tokens: 10 live, 20 ram, 1,000 disk, 970 computed; 51.5% reused\n" in out
+    report = json.loads(cli(*words, "--json").out)["server"]
+    assert report["hit_ratio"] == 0.515
+    assert report["restored_bytes_disk"] == 12345678
+    assert report["spilled_bytes"] == 77
+    server.code, server.health = 503, {"error": {"message": "Loading model"}}
+    assert "Loading model; disk tier off: not said" in cli(*words).out
+
+
+@pytest.mark.parametrize("url", ["localhost:1", "ftp://x", "http://127.0.0.1:1"])
+def test_what_is_no_server(cli: Any, directory: Path, url: str) -> None:
+    BlockStore.open(config(directory)).close()
+    ended = cli("status", str(directory), "--url", url)
+    assert ended.code == 2
+    assert "--url" in ended.err
+
+
+def test_an_answer_that_is_not_ours(cli: Any, directory: Path, server: Server) -> None:
+    BlockStore.open(config(directory)).close()
+    server.metrics.render = lambda: b"\xff\xfe"  # type: ignore[method-assign]
+    assert cli("status", str(directory), "--url", server.url).code == 2
