@@ -25,8 +25,10 @@ from spillcache.store.opened import OpenStore, acquire, index_of, release
 from spillcache.store.pins import Pin
 from spillcache.store.purge import Purged, purge, remove
 from spillcache.store.reader import Failure, Payload, ReadAhead
+from spillcache.store.repair import RepairReport, repair
 from spillcache.store.room import Limits
 from spillcache.store.rows import Entry
+from spillcache.store.scrub import Scrub, VerifyReport
 from spillcache.store.view import (
     StoreView,
     look,
@@ -46,9 +48,11 @@ __all__ = [
     "Plan",
     "Purged",
     "PutResult",
+    "RepairReport",
     "StoreObject",
     "StoreView",
     "Usage",
+    "VerifyReport",
 ]
 
 _MAX_NOTE_KEY_BYTES = 480
@@ -252,6 +256,45 @@ class BlockStore:
         A hidden namespace stays hidden. ``progress`` is told objects done and to do.
         """
         return purge(self._store(), namespace_id, progress)
+
+    def verify(
+        self,
+        fix: bool = False,
+        progress: Progress = _no_progress,
+        stop: Callable[[], bool] = _never,
+    ) -> VerifyReport:
+        """Read everything and compare it with what was written; also while others use the store.
+
+        Without ``fix`` nothing is changed. With it, damaged objects go to quarantine, objects whose
+        file is gone are forgotten, and damaged headers of segments are written anew. An object that
+        the filesystem fails to give is counted and left alone. ``progress`` is told bytes done and
+        to do; ``stop`` is asked often and ends it early. Memory is bounded to 64 MiB, or the
+        largest object.
+
+        Raises StoreIOError and StoreIndexError when it can't go on.
+        """
+        return Scrub(self._store(), fix=fix, progress=progress, stop=stop).run()
+
+    @staticmethod
+    def repair(
+        path: Path,
+        progress: Progress = _no_progress,
+        *,
+        anew: bool = False,
+        files: Files | None = None,
+    ) -> RepairReport:
+        """Look through all of the index; make it anew from the segments if it is damaged (or if
+        ``anew`` says so), and name what it lacks if it is not.
+
+        Waits for another repair. Beside processes that have the store open a sound index is
+        completed; one that would have to be replaced is a StoreIndexError that says so. An index
+        that was replaced is kept in ``index.damaged``; its notes, and when blocks were used, are
+        lost. ``progress`` is told how much is done and to do.
+
+        Raises StoreLocationError, StoreFormatError (there is no store), StoreIndexError and
+        StoreIOError.
+        """
+        return repair(path, progress, anew=anew, files=files)
 
     @staticmethod
     def remove(path: Path) -> Purged | None:

@@ -5,6 +5,7 @@ are.
 import logging
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 from spillcache.config import MIB, StoreConfig
@@ -25,10 +26,10 @@ from spillcache.store.location import (
     set_aside_index,
 )
 from spillcache.store.pins import Pins
-from spillcache.store.probe import Health, health
+from spillcache.store.probe import LONGEST_S, Health, health
 from spillcache.store.quarantine import Quarantine, quarantine_bytes
-from spillcache.store.reader import Failure
-from spillcache.store.rebuild import Rebuild
+from spillcache.store.reader import Failure, ReadAhead
+from spillcache.store.rebuild import Progress, Rebuild, no_progress
 from spillcache.store.room import Limits, Room
 from spillcache.store.rows import Entry
 from spillcache.store.segments import Segments, segment_bytes
@@ -46,13 +47,33 @@ _Identity = tuple[int, int]
 _open: dict[_Identity, "OpenStore"] = {}
 
 
+@dataclass(slots=True)
+class Care:
+    """How an open looks after the index, and what it did."""
+
+    thorough: bool = False
+    """Look at all of the index, however long it takes and whatever its sum says."""
+    anew: bool = False
+    """Make the index anew even if it is sound."""
+    progress: Progress = no_progress
+    was_alone: bool = False
+    set_aside: bool = False
+    named: int = 0
+    """Objects that were found in segments which the index did not know."""
+
+
 class OpenStore:
     """Everything that is open: the index, the own segment, buffers, pins. Any thread; ``opening``
     guards its life.
     """
 
     def __init__(
-        self, location: Location, config: StoreConfig, files: Files, metrics: Metrics | None
+        self,
+        location: Location,
+        config: StoreConfig,
+        files: Files,
+        metrics: Metrics | None,
+        care: Care,
     ) -> None:
         self.location = location
         self.files = files
@@ -64,7 +85,7 @@ class OpenStore:
         except OSError as error:
             raise store_error(error, "the cache directory was locked") from error
         try:
-            self.index = _open_index(location, self._tenancy)
+            self.index = _open_index(location, self._tenancy, care)
         except OSError as error:
             self._tenancy.end(well=False)
             raise store_error(error, "the index was looked through") from error
@@ -73,7 +94,7 @@ class OpenStore:
             raise
         try:
             self._furnish(config)
-            self._recover()
+            self._recover(care)
         except BaseException:
             self.index.close()
             self._tenancy.end(well=False)
@@ -113,7 +134,7 @@ class OpenStore:
             codec=config.codec,
         )
 
-    def _recover(self) -> None:
+    def _recover(self, care: Care) -> None:
         # The first restore after a start is the one that counts: it must not wait for fresh pages.
         self.pool.warm(_WARM_BUFFERS, _WARM_BYTES)
         page = self.pool.take(PAGE_BYTES)
@@ -121,8 +142,7 @@ class OpenStore:
             self.files.probe(self.location.path / SETTINGS, page.view[:PAGE_BYTES])
             unknown = self.segments.recover()
             if unknown and self._tenancy.is_alone:
-                parts = (self.segments, self.files, self.index, self.pool)
-                Rebuild(*parts, self.location.store_id).adopt(unknown)
+                care.named += self.rebuild(care.progress).adopt(unknown)
             self._tenancy.share()
         except OSError as error:
             raise store_error(error, "the cache directory was opened") from error
@@ -140,6 +160,11 @@ class OpenStore:
         now = pack_limits(config.min_free_bytes, config.max_age_s)
         if now != known:
             self.index.write(lambda catalog: catalog.set_note(LIMITS_NOTE, now))
+
+    def rebuild(self, progress: Progress = no_progress) -> Rebuild:
+        """What names records that the index does not know."""
+        parts = (self.segments, self.files, self.index, self.pool)
+        return Rebuild(*parts, self.location.store_id, progress)
 
     def reads(self) -> str:
         """How segment bytes are read."""
@@ -174,27 +199,45 @@ class OpenStore:
             return ObjectMissing(f"{name} was evicted before it was read")
         if failure.kind == "missing":
             return StoreIOError(f"{name} could not be read: its segment is gone ({failure.reason})")
-        if not self._condemn(entry, failure.record):
+        again = self.reread(entry)
+        if again is None:
+            return StoreIOError(f"{name} was read wrong once, and right then; nothing was deleted")
+        return self._corrupt(again, name) if again.kind == "corrupt" else self.failed(again)
+
+    def _corrupt(self, failure: Failure, name: str) -> StoreError:
+        if not self.condemn(failure):
             return ObjectMissing(f"{name} was evicted before it was read")
-        if self.metrics is not None:
-            self.metrics.corrupt_objects.inc()
-        log.error(
-            "corrupt object quarantined part=%s block=%s segment=%d offset=%d reason=%s",
-            entry.part.name.lower(),
-            entry.block.hex(),
-            entry.segment,
-            entry.offset,
-            failure.reason,
-        )
         return CorruptBlock(
             f"{name} is damaged on disk ({failure.reason}); it was moved to quarantine and will be "
             "computed again"
         )
 
-    def _condemn(self, entry: Entry, record: bytes) -> bool:
+    def reread(self, entry: Entry) -> Failure | None:
+        """Read an object once more: what is wrong with it, or None. Memory or a cable may have
+        lied the first time, and what is condemned is lost.
+        """
+        ahead = ReadAhead(
+            [entry],
+            files=self.files,
+            path_of=self.segments.path,
+            pool=self.pool,
+            memory_bytes=0,
+            stop=lambda: False,
+        )
+        try:
+            item = next(iter(ahead))
+        finally:
+            ahead.close()
+        if isinstance(item, Failure):
+            return item
+        item.release()
+        return None
+
+    def condemn(self, failure: Failure) -> bool:
         """Forget a damaged object, keep its bytes for inspection, free its place; False if it was
         gone already.
         """
+        entry, record = failure.entry, failure.record
 
         def forget(catalog: Catalog) -> list[Place]:
             now = catalog.current(entry)
@@ -208,8 +251,23 @@ class OpenStore:
         if places:
             # In this order the two never count against the quota together.
             self.segments.free(places)
-            self._note_quarantine(self.quarantine.keep(entry, memoryview(record)))
+            kept = self.quarantine.keep(entry, memoryview(record), failure.reason)
+            self._note_quarantine(kept)
+            self._tell(failure)
         return bool(places)
+
+    def _tell(self, failure: Failure) -> None:
+        entry = failure.entry
+        if self.metrics is not None:
+            self.metrics.corrupt_objects.inc()
+        log.error(
+            "corrupt object quarantined part=%s block=%s segment=%d offset=%d reason=%s",
+            entry.part.name.lower(),
+            entry.block.hex(),
+            entry.segment,
+            entry.offset,
+            failure.reason,
+        )
 
     def _note_quarantine(self, allocated_bytes: int) -> None:
         def work(catalog: Catalog) -> None:
@@ -252,14 +310,15 @@ class OpenStore:
             log.warning("leaving the store: %s", error)
 
 
-def _open_index(location: Location, tenancy: Tenancy) -> Index:
+def _open_index(location: Location, tenancy: Tenancy, care: Care) -> Index:
     """The index; a damaged one is set aside, if nobody else uses it, and an empty one takes its
     place. Raises OSError.
     """
     is_own = _is_own(location)
     if not is_own and not tenancy.is_alone:
         raise StoreIndexError(f"the index {location.index} is a link, and others have it open")
-    if not tenancy.is_alone or (is_own and _is_sound(location)):
+    care.was_alone = tenancy.is_alone
+    if not tenancy.is_alone or (is_own and _is_sound(location, care)):
         try:
             return Index(location.index)
         except StoreIndexError as error:
@@ -267,13 +326,20 @@ def _open_index(location: Location, tenancy: Tenancy) -> Index:
                 raise
     log.error("the index is damaged; it is set aside and made anew from the segments")
     set_aside_index(location)
+    care.set_aside = True
     return Index(location.index)
 
 
-def _is_sound(location: Location) -> bool:
+def _is_sound(location: Location, care: Care) -> bool:
     """Whether the index is fit for use, as far as can be told; from now on it may be changed."""
     verdict = check_sum(location.path)
-    if verdict is Verdict.UNKNOWN:
+    if care.anew:
+        found = False
+    elif care.thorough:
+        found = verdict is not Verdict.DIFFERENT and (
+            health(location.index, LONGEST_S) is not Health.DAMAGED
+        )
+    elif verdict is Verdict.UNKNOWN:
         found = health(location.index) is not Health.DAMAGED
     else:
         found = verdict is Verdict.SAME
@@ -294,22 +360,28 @@ def _is_own(location: Location) -> bool:
     return True
 
 
-def acquire(config: StoreConfig, metrics: Metrics | None, files: Files | None) -> OpenStore:
+def acquire(
+    config: StoreConfig, metrics: Metrics | None, files: Files | None, care: Care | None = None
+) -> OpenStore:
     """The process's store of ``config.path``, opened if it is not; ``release`` it. Raises as
     ``BlockStore.open``.
+
+    With ``care``, one that is open already keeps its limits.
     """
     with opening:
         location = open_location(config.path, config.quota_bytes)
         identity = _identity(location.path)
         store = _open.get(identity)
-        if store is not None and store.pid == os.getpid():
+        if store is None or store.pid != os.getpid():
+            files = files or Files(direct=config.direct_io)
+            store = OpenStore(location, config, files, metrics, care or Care())
+            if care is None:
+                store.note_limits(config)
+            _open[identity] = store
+        elif care is None:
             limits = Limits(location.quota_bytes, config.min_free_bytes, config.max_age_s)
             store.room.limits = limits
             store.room.shrink()
-        else:
-            store = OpenStore(location, config, files or Files(direct=config.direct_io), metrics)
-            store.note_limits(config)
-            _open[identity] = store
         store.handles += 1
         return store
 

@@ -27,7 +27,7 @@ AT_OPEN_S = 4.0
 """How long an open may be held up after a kill. A million objects take longer, and are then looked
 at in part; ``repair`` looks at all.
 """
-_LONGEST_S = 24 * 3600.0
+LONGEST_S = 24 * 3600.0
 _SLACK_S = 20.0
 _ALSO_DAMAGE = (
     lmdb.NotFoundError,  # of a database: its name is gone
@@ -112,7 +112,7 @@ def _look(index: Path, limit_s: float) -> None:
 
 def main(arguments: list[str]) -> int:
     """See the module."""
-    limit_s = float(arguments[1]) if len(arguments) > 1 else _LONGEST_S
+    limit_s = float(arguments[1]) if len(arguments) > 1 else LONGEST_S
     return walk(Path(arguments[0]), limit_s)
 
 

@@ -2,7 +2,10 @@
 
 import logging
 import os
+import re
+import stat
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from spillcache.config import MIB
@@ -11,8 +14,28 @@ from spillcache.store.rows import Entry
 
 MAX_RECORDS = 64
 SUFFIX = ".rec"
+_NS_PER_S = 1_000_000_000
+_NAME = re.compile(
+    r"(\d{20})-([0-9a-f]{16})-([0-9a-f]{16})-([a-z]+)-(\d+)-(\d+)(?:-([a-z0-9-]*))?\.rec"
+)
+_MAX_SLUG = 80
 
 log = logging.getLogger("spillcache.store")
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """One record that failed verification."""
+
+    file: str
+    time: float
+    """When it was found, Unix time in seconds."""
+    namespace_id: bytes
+    block: str
+    """The first 16 hexadecimal digits of the block's hash."""
+    part: str
+    reason: str
+    size_bytes: int
 
 
 def quarantine_bytes(quota_bytes: int) -> int:
@@ -29,13 +52,13 @@ class Quarantine:
         self._directory = directory
         self._limit_bytes = limit_bytes
 
-    def keep(self, entry: Entry, record: memoryview) -> int:
+    def keep(self, entry: Entry, record: memoryview, reason: str = "") -> int:
         """Save a record's bytes as they were read; the oldest give way. What the directory then
-        takes, in bytes.
+        takes, in bytes. ``reason`` becomes a part of the file's name.
         """
         name = (
             f"{time.time_ns():020d}-{entry.namespace_id.hex()}-{entry.block.hex()[:16]}"
-            f"-{entry.part.name.lower()}-{entry.segment}-{entry.offset}{SUFFIX}"
+            f"-{entry.part.name.lower()}-{entry.segment}-{entry.offset}-{_slug(reason)}{SUFFIX}"
         )
         try:
             self._make_room(len(record))
@@ -66,7 +89,11 @@ class Quarantine:
 
     def records(self) -> list[Path]:
         """The files, oldest first."""
-        return sorted(path for path in self._directory.iterdir() if path.suffix == SUFFIX)
+        return sorted(path for path in self._directory.iterdir() if _NAME.fullmatch(path.name))
+
+    def listed(self) -> list[Quarantined]:
+        """What is known of each, oldest first. Raises OSError."""
+        return [found for path in self.records() if (found := _describe(path)) is not None]
 
     def allocated_bytes(self) -> int:
         """What the records take on the filesystem; 0 if that can't be told."""
@@ -74,3 +101,28 @@ class Quarantine:
             return sum(path.lstat().st_blocks * BLOCK_BYTES for path in self.records())
         except OSError:
             return 0
+
+
+def _slug(reason: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", reason.lower()).strip("-")[:_MAX_SLUG]
+
+
+def _describe(path: Path) -> Quarantined | None:
+    """What a record's name and file tell; None if it was removed meanwhile, or is no file."""
+    match = _NAME.fullmatch(path.name)
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    if match is None or not stat.S_ISREG(found.st_mode):
+        return None
+    at, namespace_id, block, part, _, _, slug = match.groups()
+    return Quarantined(
+        file=path.name,
+        time=int(at) / _NS_PER_S,
+        namespace_id=bytes.fromhex(namespace_id),
+        block=block,
+        part=part,
+        reason=(slug or "").replace("-", " "),
+        size_bytes=found.st_size,
+    )

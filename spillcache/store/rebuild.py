@@ -6,7 +6,8 @@ process has the store open.
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from spillcache.chain import BlockHash
@@ -14,25 +15,17 @@ from spillcache.namespace import Namespace
 from spillcache.state import Part
 from spillcache.store.buffers import BufferPool
 from spillcache.store.catalog import Catalog, Place
-from spillcache.store.files import Files, read_fully
-from spillcache.store.format import (
-    PAGE_BYTES,
-    RECORD_HEADER_BYTES,
-    FormatError,
-    RecordClass,
-    RecordHeader,
-    SegmentHeader,
-    payload_digest,
-)
+from spillcache.store.files import Files
+from spillcache.store.format import PAGE_BYTES, RecordClass, RecordHeader
 from spillcache.store.index import Index
 from spillcache.store.rows import Entry, SegmentRow, SegmentState
+from spillcache.store.scan import scanned
 from spillcache.store.segments import Segments
 
 Progress = Callable[[int, int], None]
 """Told bytes done and bytes to do, in all."""
 
 _ROWS_PER_COMMIT = 2000
-_MAX_NAMESPACE_BYTES = 1 << 20
 _KNOWN_PARTS = frozenset(Part)
 
 log = logging.getLogger("spillcache.store")
@@ -91,7 +84,7 @@ class Rebuild:
         log.warning("index rebuilt segments=%d objects=%d", len(found.segments), named)
         return named
 
-    def _name_all(self, found: "_Found") -> int:
+    def _name_all(self, found: _Found) -> int:
         self._index.write(lambda catalog: _claim(catalog, found.segments))
         # Parents before children, wherever they lie.
         found.records.sort(key=lambda each: (each[1].block_index, each[1].written_ns))
@@ -110,67 +103,31 @@ class Rebuild:
                 row.state = SegmentState.SEALED
             self._segments.settle(catalog, segment)
 
-    def _scan(self, segment: int, found: "_Found") -> None:
-        fd = self._files.open(self._segments.path(segment))
-        page = self._pool.take(_MAX_NAMESPACE_BYTES)
-        try:
-            size = self._files.size(fd)
-            created_ns = self._created(fd, page.view)
-            if created_ns is None:
+    def _scan(self, segment: int, found: _Found) -> None:
+        with scanned(self._files, self._pool, self._segments.path(segment)) as scan:
+            header = scan.header()
+            if header is not None and (header.segment, header.store_id) != (
+                segment,
+                self._store_id,
+            ):
                 log.warning("segment %d is not this store's and is left alone", segment)
                 return
-            end = PAGE_BYTES
-            for offset, header in self._headers(fd, page.view, size):
-                place = Place(segment, offset, header.record_bytes)
-                end = offset + header.record_bytes
-                if header.record_class == RecordClass.NAMESPACE:
-                    self._learn(fd, page.view, offset, header, found)
+            end = 0
+            for offset, record in scan.records(PAGE_BYTES, scan.size):
+                end = offset + record.record_bytes
+                if record.record_class == RecordClass.NAMESPACE:
+                    namespace = scan.namespace(offset, record)
+                    if namespace is not None:
+                        found.namespaces[namespace.id] = namespace
                 else:
-                    found.records.append((place, header))
-        finally:
-            self._pool.give(page)
-            self._files.close(fd)
-        found.segments[segment] = (created_ns, end)
-
-    def _created(self, fd: int, page: memoryview) -> int | None:
-        """When this store made the segment; None if it is another's, or not a segment."""
-        count = read_fully(self._files, fd, page[:PAGE_BYTES], 0)
-        try:
-            header = SegmentHeader.parse(page[:count])
-        except FormatError:
-            return None
-        return header.created_ns if header.store_id == self._store_id else None
-
-    def _headers(self, fd: int, page: memoryview, size: int) -> Iterator[tuple[int, RecordHeader]]:
-        """Every record that lies whole within the file; looks at each page where there is none."""
-        offset = PAGE_BYTES
-        while (at := self._files.next_data(fd, offset)) is not None:
-            offset = max(offset, at // PAGE_BYTES * PAGE_BYTES)
-            count = read_fully(self._files, fd, page[:PAGE_BYTES], offset)
-            try:
-                header = RecordHeader.parse(page[:count])
-            except FormatError:
-                offset += PAGE_BYTES
-                continue
-            if offset + header.payload_offset + header.stored_bytes > size:
-                return
-            yield offset, header
-            offset += header.record_bytes
-
-    def _learn(
-        self, fd: int, page: memoryview, offset: int, header: RecordHeader, found: _Found
-    ) -> None:
-        if header.record_bytes > _MAX_NAMESPACE_BYTES:
+                    place = Place(segment, offset, record.record_bytes)
+                    found.records.append((place, record))
+        if header is None and not end:
+            log.warning("segment %d is none and is left alone", segment)
             return
-        read_fully(self._files, fd, page[: header.record_bytes], offset)
-        encoding = bytes(page[RECORD_HEADER_BYTES : RECORD_HEADER_BYTES + header.stored_bytes])
-        if payload_digest(b"", encoding) != header.digest:
-            return
-        try:
-            namespace = Namespace.decode(encoding)
-        except ValueError:
-            return
-        found.namespaces[namespace.id] = namespace
+        # A damaged header costs nothing: each record has its own, with a checksum.
+        created_ns = time.time_ns() if header is None else header.created_ns
+        found.segments[segment] = (created_ns, max(end, PAGE_BYTES))
 
 
 def _claim(catalog: Catalog, segments: dict[int, tuple[int, int]]) -> None:
@@ -190,10 +147,10 @@ def _name(
     """Insert what can be named; the places of the rest."""
     freed = []
     for place, header in batch:
-        entry = _entry(place, header)
+        entry = entry_of(place, header)
         if entry is not None and entry.same_place(catalog.current(entry)):
             continue  # by a rebuild that was interrupted
-        if entry is None or not _is_wanted(catalog, entry, namespaces):
+        if entry is None or not is_wanted(catalog, entry, namespaces):
             catalog.add_freeing(place)
             freed.append(place)
             continue
@@ -202,7 +159,7 @@ def _name(
     return freed
 
 
-def _is_wanted(catalog: Catalog, entry: Entry, namespaces: dict[bytes, Namespace]) -> bool:
+def is_wanted(catalog: Catalog, entry: Entry, namespaces: Container[bytes]) -> bool:
     """Whether the object is not there yet and can be reached."""
     if entry.namespace_id not in namespaces:
         return False
@@ -213,7 +170,7 @@ def _is_wanted(catalog: Catalog, entry: Entry, namespaces: dict[bytes, Namespace
     return catalog.has(entry.namespace_id, entry.parent, Part.KV)
 
 
-def _entry(place: Place, header: RecordHeader) -> Entry | None:
+def entry_of(place: Place, header: RecordHeader) -> Entry | None:
     """The row of a record, last used when it was written; None for one of a later version."""
     if header.record_class != RecordClass.BLOCK or header.part not in _KNOWN_PARTS:
         return None

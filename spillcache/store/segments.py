@@ -17,7 +17,7 @@ from spillcache.store.catalog import Catalog, Place
 from spillcache.store.files import Files
 from spillcache.store.format import PAGE_BYTES
 from spillcache.store.index import Index
-from spillcache.store.rows import SegmentRow, SegmentState
+from spillcache.store.rows import Entry, SegmentRow, SegmentState
 
 SUFFIX = ".seg"
 _ID_DIGITS = 10
@@ -310,6 +310,22 @@ class Segments:
             log.warning("segment %d was not cut off: %s", segment, error)
         finally:
             self._close(fd)
+
+    def lose(self, entry: Entry) -> bool:
+        """Forget an object whose segment's file is gone; False if it was gone already."""
+
+        def work(catalog: Catalog) -> bool:
+            now = catalog.current(entry)
+            if now is None or not now.same_place(entry):
+                return False
+            if self._files.is_file(self.path(entry.segment)):
+                return False
+            for place in catalog.remove(now):
+                catalog.freed(place)
+            self.settle(catalog, entry.segment)
+            return True
+
+        return self._index.write(work)
 
     def _lose(self, catalog: Catalog, segment: int, row: SegmentRow) -> None:
         """Somebody removed the file: its objects can never be read again."""
