@@ -155,11 +155,14 @@ class OpenStore:
 
     def note_limits(self, config: StoreConfig) -> None:
         """Remember what the store was last opened with, for commands that care for it meanwhile."""
-        with self.index.read() as catalog:
-            known = catalog.note(LIMITS_NOTE)
         now = pack_limits(config.min_free_bytes, config.max_age_s)
-        if now != known:
-            self.index.write(lambda catalog: catalog.set_note(LIMITS_NOTE, now))
+        try:
+            with self.index.read() as catalog:
+                known = catalog.note(LIMITS_NOTE)
+            if now != known:
+                self.index.write(lambda catalog: catalog.set_note(LIMITS_NOTE, now))
+        except StoreError as error:  # a full filesystem is no reason not to open
+            log.warning("the limits were not noted: %s", error)
 
     def rebuild(self, progress: Progress = no_progress) -> Rebuild:
         """What names records that the index does not know."""
