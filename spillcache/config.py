@@ -13,7 +13,7 @@ Codec = Literal["raw", "zstd"]
 KVType = Literal["f16", "bf16", "q8_0", "f32"]
 FlashAttention = Literal["auto", "on", "off"]
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w|)", re.IGNORECASE)
 _SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _POWERS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}

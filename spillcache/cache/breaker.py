@@ -4,6 +4,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from spillcache.errors import SpillcacheError
+
 log = logging.getLogger("spillcache.cache")
 
 FAILURES = 3
@@ -24,16 +26,18 @@ class Breaker:
         self._pause_s = PAUSE_S
         self._until = 0.0
         self.reason = ""
-        """What failed last; empty while all is well."""
+        """The code of what failed last; empty while all is well."""
 
     @property
     def closed(self) -> bool:
         """Whether the tier may be used now."""
         return self._clock() >= self._until
 
-    def failed(self, error: Exception) -> None:
-        """Note a failure of the tier."""
-        self.reason = str(error)
+    def failed(self, error: SpillcacheError) -> None:
+        """Note a failure of the tier; what else fails within a pause does not prolong it."""
+        if not self.closed:
+            return
+        self.reason = error.code
         self._failures += 1
         if self._failures < FAILURES:
             return

@@ -6,8 +6,9 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from spillcache.cache.memory import clamp_ram
 from spillcache.cache.policy import needed, restorable
 from spillcache.cache.ram import RamBlock, RamTier
 from spillcache.cache.restore import RestoreStream, Source, Step
-from spillcache.cache.spill import Progress, Spiller
+from spillcache.cache.spill import HANG_S, Progress, Spiller
 from spillcache.chain import BlockHash, Chain
 from spillcache.config import MIB, CacheConfig
 from spillcache.errors import CorruptBlock, ObjectMissing, SpillcacheError, StoreError
@@ -87,10 +88,12 @@ class PrefixCache:
         if store is not None:
             capacity = max(capacity, STAGING_BYTES)
         self._ram = RamTier(capacity)
+        self._metrics.ram_bytes.set_function(lambda: float(self._ram.used_bytes))
         self._breaker = Breaker()
         # Evicted blocks that wait for the disk live beside the others, within the same bound.
         self._queue_bytes = min(config.spill_queue_bytes, capacity // 8) if store is not None else 0
         self._resident_bytes = capacity - self._queue_bytes
+        self._streams: WeakSet[RestoreStream] = WeakSet()
         self._spiller: Spiller | None = None
         if store is not None:
             self._spiller = Spiller(
@@ -119,21 +122,48 @@ class PrefixCache:
             limit = self.geometry.blocks_reusable(len(chain))
         hashes = chain.hashes[:limit]
         with self._lock:
-            blocks = [self._pinned(h) for h in hashes]
+            blocks = [None if h in without else self._pinned(h) for h in hashes]
+        try:
+            steps = self._steps(chain, hashes, blocks, without)
+            pin = self._pin(steps)
+        except BaseException:
+            self._unpin_all(block for block in blocks if block is not None)
+            raise
+        used = [bool(i < len(steps) and steps[i].ram) for i in range(len(blocks))]
+        pairs = [(block, use) for block, use in zip(blocks, used, strict=True) if block is not None]
+        self._unpin_all(block for block, use in pairs if not use)
+        held = [block for block, use in pairs if use]
+
+        def release() -> None:
+            self._unpin_all(held)
+            if pin is not None:
+                pin.release()
+
+        return Match(chain, steps, release)
+
+    def _steps(
+        self,
+        chain: Chain,
+        hashes: list[BlockHash],
+        blocks: list[RamBlock | None],
+        without: Collection[BlockHash],
+    ) -> list[Step]:
+        """The longest prefix that RAM, or RAM and disk together, can restore."""
         present: list[set[Part]] = [set(b.parts) if b else set() for b in blocks]
-        count = restorable(present, self.geometry, limit)
-        found: list[dict[Part, Entry]] = [{} for _ in hashes]
+        count = restorable(present, self.geometry, len(hashes))
+        found: list[Mapping[Part, Entry]] = [{} for _ in hashes]
         if count < len(hashes) and self._store is not None and self._breaker.closed:
-            found = self._find(chain, hashes, without)
+            wanted = set(self.geometry.parts)
+            asked = [
+                i for i, h in enumerate(hashes) if h not in without and not wanted <= present[i]
+            ]
+            for i, entries in zip(
+                asked, self._find(chain, [hashes[i] for i in asked]), strict=True
+            ):
+                found[i] = entries
             both = [ram | disk.keys() for ram, disk in zip(present, found, strict=True)]
-            count = restorable(both, self.geometry, limit)
-        steps = [self._step(i, hashes[i], blocks[i], found[i], count) for i in range(count)]
-        with self._lock:
-            for i, block in enumerate(blocks):
-                if block is not None and (i >= count or not steps[i].ram):
-                    self._unpin(block)
-        held = [b for i, b in enumerate(blocks[:count]) if b is not None and steps[i].ram]
-        return Match(chain, steps, self._releaser(held, self._pin(steps)))
+            count = restorable(both, self.geometry, len(hashes))
+        return [self._step(i, hashes[i], blocks[i], found[i], count) for i in range(count)]
 
     def _pinned(self, block_hash: BlockHash) -> RamBlock | None:
         block = self._ram.get(block_hash)
@@ -146,23 +176,26 @@ class PrefixCache:
         if self._spiller is not None:
             self._spiller.free(block)  # it may have reached the disk meanwhile
 
-    def _find(
-        self, chain: Chain, hashes: list[BlockHash], without: Collection[BlockHash]
-    ) -> list[dict[Part, Entry]]:
-        assert self._store is not None  # noqa: S101 - checked by the caller
+    def _unpin_all(self, blocks: Iterable[RamBlock]) -> None:
+        with self._lock:
+            for block in blocks:
+                self._unpin(block)
+
+    def _find(self, chain: Chain, hashes: list[BlockHash]) -> Sequence[Mapping[Part, Entry]]:
+        """What the disk has of these blocks; nothing when it fails."""
         try:
-            found = self._store.find(chain.namespace.id, hashes, self.geometry.parts)
+            if self._store is not None:
+                return self._store.find(chain.namespace.id, hashes, self.geometry.parts)
         except StoreError as error:
-            self._disk_failed(error)
-            return [{} for _ in hashes]
-        return [{} if h in without else entry for h, entry in zip(hashes, found, strict=True)]
+            self.failed(error)
+        return [{} for _ in hashes]
 
     def _step(
         self,
         index: int,
         block_hash: BlockHash,
         block: RamBlock | None,
-        found: dict[Part, Entry],
+        found: Mapping[Part, Entry],
         count: int,
     ) -> Step:
         ram: dict[Part, memoryview] = {}
@@ -178,23 +211,19 @@ class PrefixCache:
         entries = [entry for step in steps for entry in step.disk.values()]
         return self._store.pin(entries) if entries and self._store is not None else None
 
-    def _releaser(self, held: list[RamBlock], pin: Pin | None) -> Callable[[], None]:
-        def release() -> None:
-            with self._lock:
-                for block in held:
-                    self._unpin(block)
-            if pin is not None:
-                pin.release()
-
-        return release
-
     def restore(self, match: Match) -> RestoreStream:
-        """The match's blocks, to be taken one by one; the match must be held until the stream is
-        closed.
+        """The match's blocks, to be taken one by one. The stream takes the match over: it is
+        released once the stream is closed and nothing is read any more.
         """
-        return RestoreStream(
-            match.steps, self._store, self._disk_failed, self._config.read_ahead_bytes
+        stream = RestoreStream(
+            match.steps,
+            self._store,
+            self.failed,
+            match.release,
+            self._config.read_ahead_bytes,
         )
+        self._streams.add(stream)
+        return stream
 
     def restored(self, match: Match) -> None:
         """Count a match whose blocks the engine has all taken."""
@@ -241,7 +270,6 @@ class PrefixCache:
                 entry.dirty_since = now
             entry.last_use = now
             self._ram.add(entry, state, save=self._spiller is not None)
-            self._metrics.ram_bytes.set(self._ram.used_bytes)
 
     def _make_room(self, size: int, keep: RamBlock) -> bool:
         """Evict until ``size`` bytes fit; False when that can't be.
@@ -296,7 +324,7 @@ class PrefixCache:
         try:
             self._store.touch(chain.namespace.id, chain.hashes[-1], windows)
         except StoreError as error:
-            self._disk_failed(error)
+            self.failed(error)
 
     # Care.
 
@@ -306,21 +334,26 @@ class PrefixCache:
             self._spiller.flush()
 
     def close(self, progress: Progress = lambda _: None) -> None:
-        """Spill what is dirty within ``shutdown_spill_s`` and close the store; may be called
-        twice.
+        """Spill what is dirty within ``shutdown_spill_s`` and close the store; may be called twice.
+
+        A disk that hangs is left behind, with a line in the log: the process can end all the same.
         """
         spiller, self._spiller = self._spiller, None
-        if spiller is not None:
-            spiller.close(progress)
-        if self._store is not None:
+        idle = spiller is None or spiller.close(progress)
+        for stream in list(self._streams):
+            stream.close()
+            idle = stream.join(HANG_S) and idle
+        if self._store is not None and idle:
             self._store.close()
+        elif not idle:
+            log.error("the cache directory does not answer; it is left as after a crash")
 
     @property
     def disk_reason(self) -> str:
         """Why the disk tier is not in use; empty when it is."""
         if self._store is None:
             return "no --cache-disk"
-        return "" if self._breaker.closed else f"paused: {self._breaker.reason}"
+        return "" if self._breaker.closed else f"paused after {self._breaker.reason}, see the log"
 
     def status(self) -> dict[str, object]:
         """Bytes and blocks of the RAM tier, for ``/health``."""
@@ -329,10 +362,11 @@ class PrefixCache:
                 "blocks": len(self._ram),
                 "bytes": self._ram.used_bytes,
                 "capacity_bytes": self._ram.capacity_bytes,
-                "unsaved_blocks": sum(1 for _ in self._ram.unsaved()),
+                "unsaved_blocks": self._ram.dirty,
             }
 
-    def _disk_failed(self, error: SpillcacheError) -> None:
+    def failed(self, error: SpillcacheError) -> None:
+        """Count a failure of the disk tier, which may pause it; logged, never raised."""
         self._metrics.errors.labels(error.code).inc()
         if isinstance(error, ObjectMissing):
             log.info("a block went away before it was read: %s", error)

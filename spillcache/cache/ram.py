@@ -81,6 +81,8 @@ class RamTier:
         self._lru: OrderedDict[BlockHash, RamBlock] = OrderedDict()
         self._children: Counter[BlockHash] = Counter()
         """By the parent's hash, whether or not the parent is here: it may come (back) later."""
+        self._dirty: dict[BlockHash, RamBlock] = {}
+        """Those with unsaved parts, so that a look for them does not cost a look at all."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -90,8 +92,24 @@ class RamTier:
         return self._blocks.get(block)
 
     def unsaved(self) -> Iterator[RamBlock]:
-        """All blocks with parts that are not on disk, parents before children."""
-        return (block for block in self._blocks.values() if block.unsaved)
+        """All blocks with parts that are not on disk, those that became so first first."""
+        return iter(self._dirty.values())
+
+    @property
+    def dirty(self) -> int:
+        """How many blocks have parts that are not on disk."""
+        return len(self._dirty)
+
+    def saved(self, block: RamBlock, *parts: Part) -> None:
+        """These parts of ``block`` are on disk, or given up."""
+        block.unsaved.difference_update(parts)
+        if not block.unsaved:
+            self._dirty.pop(block.hash, None)
+
+    def unsave(self, block: RamBlock) -> None:
+        """Nothing of ``block`` is on disk any more."""
+        block.unsaved.update(block.parts)
+        self._dirty[block.hash] = block
 
     def add(self, block: RamBlock, state: BlockState, *, save: bool) -> None:
         """Copy the parts of ``state`` that are new into ``block`` and hold it; the room is made
@@ -104,6 +122,7 @@ class RamTier:
             self.used_bytes += len(payload)
             if save:
                 block.unsaved.add(part)
+                self._dirty[block.hash] = block
         if block.hash not in self._blocks:
             self._blocks[block.hash] = block
             self._children[block.parent] += 1
@@ -137,6 +156,7 @@ class RamTier:
         if not block.leaving:
             self._lru.pop(block.hash, None)
             self._orphan(block)
+        self.saved(block, *block.parts)
         for payload in block.parts.values():
             self.used_bytes -= len(payload)
             self._pool.give(payload)

@@ -63,8 +63,8 @@ class RestoredBlock:
 class RestoreStream:
     """The blocks of one match, ascending. Used and closed by one thread, the engine's.
 
-    A reader thread runs only where something lies on disk. It ends with the stream; ``close`` waits
-    for it.
+    A reader thread runs only where something lies on disk. ``close`` does not wait for it, since a
+    disk may hang: whoever comes last, reader or ``close``, frees what is left and calls ``on_end``.
     """
 
     def __init__(
@@ -72,17 +72,22 @@ class RestoreStream:
         steps: Sequence[Step],
         store: BlockStore | None,
         on_disk_error: Callable[[SpillcacheError], None],
+        on_end: Callable[[], None] = lambda: None,
         read_ahead_bytes: int = 64 * MIB,
     ) -> None:
         self._steps = steps
         self._store = store
         self._on_disk_error = on_disk_error
+        self._on_end = on_end
         self._read_ahead_bytes = read_ahead_bytes
         self._next = 0
         self._stop = threading.Event()
         self._ready: queue.Queue[RestoredBlock | SpillcacheError] = queue.Queue(_AHEAD_BLOCKS)
+        self._lock = threading.Lock()
+        self._users = 1
         self._reader: threading.Thread | None = None
         if any(step.disk for step in steps):
+            self._users = 2
             self._reader = threading.Thread(
                 target=self._run, name="spillcache-restore", daemon=True
             )
@@ -114,14 +119,27 @@ class RestoreStream:
         return item
 
     def close(self) -> None:
-        """Stop reading and give every buffer back; may be called twice."""
+        """Stop reading and give every buffer back; at once, and may be called twice."""
+        if self._stop.is_set():
+            return
         self._stop.set()
-        while self._reader is not None:
-            self._drain()
-            self._reader.join(timeout=0.05)
-            if not self._reader.is_alive():
-                self._reader = None
         self._drain()
+        self._leave()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the reader thread after ``close``; whether it has ended."""
+        if self._reader is not None:
+            self._reader.join(timeout_s)
+            return not self._reader.is_alive()
+        return True
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self._drain()
+            self._on_end()
 
     def _drain(self) -> None:
         while True:
@@ -146,6 +164,8 @@ class RestoreStream:
         except Exception as error:  # a bug must end the restore, never the request
             log.exception("the restore reader failed")
             self._put(StoreIOError(f"the restore reader failed: {error}"))
+        finally:
+            self._leave()
 
     def _blocks(self) -> Iterator[RestoredBlock]:
         assert self._store is not None  # noqa: S101 - a step with disk parts came from it

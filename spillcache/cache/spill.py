@@ -28,6 +28,8 @@ log = logging.getLogger("spillcache.cache")
 
 GROUP_BYTES = 64 * MIB
 _TICK_S = 1.0
+HANG_S = 1.0
+"""How long the thread may take to end beyond the deadline before the disk counts as hanging."""
 
 Progress = Callable[[str], None]
 
@@ -93,7 +95,7 @@ class Spiller:
         while self._evicted:
             block = self._evicted.popleft()
             if block.unsaved and not block.pins:
-                block.unsaved.clear()
+                self._ram.saved(block, *block.parts)
                 self._metrics.dropped_blocks.labels("queue").inc()
                 self.free(block)
                 return True
@@ -116,14 +118,21 @@ class Spiller:
             while self._flush_done < mine and self._thread.is_alive():
                 self._lock.wait(_TICK_S)  # not for ever: a thread that ends does not say so
 
-    def close(self, progress: Progress = lambda _: None) -> None:
-        """Stop the thread, then write what is left, hottest chains first, within the deadline."""
+    def close(self, progress: Progress = lambda _: None) -> bool:
+        """Stop the thread, then write what is left, hottest chains first, within the deadline.
+
+        False when the thread hangs in a write; nothing more is written then.
+        """
         with self._lock:
             self._deadline = time.monotonic() + self._config.shutdown_spill_s
             self._stopping = True
             self._lock.notify_all()
-        self._thread.join()
+        self._thread.join(self._config.shutdown_spill_s + HANG_S)
+        if self._thread.is_alive():
+            progress("the disk does not answer; what was not saved is lost")
+            return False
         self._spill_rest(progress)
+        return True
 
     # The thread.
 
@@ -214,16 +223,48 @@ class Spiller:
     # One job.
 
     def _save(self, leaf: RamBlock) -> None:
-        """Write ``leaf`` and its unsaved ancestors, group by group, until the deadline."""
+        """Write ``leaf`` and its unsaved ancestors; once more, from the root on, where the disk has
+        evicted an ancestor that was saved.
+        """
+        with self._lock:
+            if self._ram.get(leaf.hash) is not leaf:
+                return  # evicted, or written, since it was chosen
+            leaf.pins += 1
+        try:
+            if self._write_chain(leaf) and self._forget_saved(leaf):
+                self._write_chain(leaf)
+        finally:
+            with self._lock:
+                leaf.pins -= 1
+                self.free(leaf)
+
+    def _write_chain(self, leaf: RamBlock) -> int:
+        """Group by group, until the deadline or a failure; how many objects the store dropped."""
         with self._lock:
             groups = deque(_groups(self._collect(leaf)))
+        dropped, saved = 0, True
         try:
-            while groups and not self._late():
-                saved = self._write(groups[0])
+            while groups and saved and self._breaker.closed and not self._late():
+                saved, count = self._write(groups[0])
+                dropped += count
                 self._settle(groups.popleft(), saved=saved)
         finally:
             for group in groups:
                 self._settle(group, saved=False)
+        return dropped
+
+    def _forget_saved(self, leaf: RamBlock) -> bool:
+        """Count the whole chain as unsaved again; False where RAM does not hold all of it."""
+        with self._lock:
+            chain_blocks = [leaf]
+            while chain_blocks[-1].index:
+                parent = self._ram.get(chain_blocks[-1].parent)
+                if parent is None:
+                    return False
+                chain_blocks.append(parent)
+            for block in reversed(chain_blocks):
+                self._ram.unsave(block)
+            return True
 
     def _collect(self, leaf: RamBlock) -> list[_Item]:
         """The parts to write, kv first, so that a restore reads long runs; their blocks are
@@ -244,7 +285,8 @@ class Spiller:
             item.block.pins += 1
         return items
 
-    def _write(self, group: Sequence[_Item]) -> bool:
+    def _write(self, group: Sequence[_Item]) -> tuple[bool, int]:
+        """Put one group: whether that worked, and how many objects found no parent or no room."""
         objects = [
             StoreObject(
                 block=item.block.hash,
@@ -261,13 +303,13 @@ class Spiller:
             result = self._store.put(group[0].block.namespace, objects)
         except StoreError as error:
             self._met(error)
-            return False
+            return False, 0
         self._breaker.worked()
         self._metrics.spilled_blocks.inc(result.written)
         self._metrics.spilled_bytes.inc(result.written_bytes)
         if result.dropped:
             self._metrics.dropped_blocks.labels("store").inc(result.dropped)
-        return True
+        return True, result.dropped
 
     def _met(self, error: StoreError) -> None:
         self._breaker.failed(error)
@@ -282,9 +324,9 @@ class Spiller:
                 block = item.block
                 block.pins -= 1
                 if saved:
-                    block.unsaved.discard(item.part)
+                    self._ram.saved(block, item.part)
                 elif block.leaving:
-                    block.unsaved.discard(item.part)
+                    self._ram.saved(block, item.part)
                     self._metrics.dropped_blocks.labels("disk").inc()
                 else:
                     block.dirty_since = block.last_use = now

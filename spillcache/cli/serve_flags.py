@@ -64,6 +64,7 @@ Threads = Annotated[
         "-t",
         envvar="LLAMA_ARG_THREADS",
         min=0,
+        max=512,
         help="CPU threads; 0: as many as the process may use.",
         rich_help_panel=_MODEL,
     ),

@@ -81,7 +81,7 @@ class LlamaEngine(Engine):
         self._context = new_context(self._lib, self._model, config, config.slots + 1, cells)
         self._memory = api.llama_get_memory(self._context)
         self._text = LlamaText(api, self._model, config.chat_template)
-        self._sequences = [_Sequence() for _ in range(config.slots)]
+        self._sequences = [_Sequence() for _ in range(config.slots + 1)]
         self.limits = Limits(
             context_tokens=int(api.llama_n_ctx(self._context)),
             train_tokens=trained,
@@ -387,18 +387,18 @@ class LlamaEngine(Engine):
         if self._state.problem:
             return SelfTest(False, False, self._state.problem)
         try:
-            return run_self_test(self, self._state.spoiled)
+            return run_self_test(self, self._state.spoiled, self._spare)
         finally:
             self._forget_all()
 
     def close(self) -> None:
-        """See Engine."""
-        if getattr(self, "_text", None) is not None:
-            self._text.close()
+        """See Engine. A text that is still tokenised elsewhere keeps the model in memory."""
+        text = getattr(self, "_text", None)
+        free = text is None or text.close()
         if self._context is not None:
             self._api.llama_free(self._context)
             self._context = None
-        if self._model is not None:
+        if self._model is not None and free:
             self._api.llama_model_free(self._model)
             self._model = None
 

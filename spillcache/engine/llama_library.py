@@ -21,6 +21,7 @@ from blake3 import blake3
 
 from spillcache.config import EngineConfig
 from spillcache.errors import EngineLibraryError, ModelLoadError
+from spillcache.namespace import file_digest
 
 log = logging.getLogger("spillcache.llama")
 
@@ -111,7 +112,7 @@ class Library:
 def _files_digest(files: tuple[Path, ...]) -> bytes:
     hasher = blake3()
     for path in files:
-        hasher.update(blake3(path.read_bytes()).digest())
+        hasher.update(file_digest(path))
     return hasher.digest()
 
 

@@ -6,6 +6,9 @@ from typing import Any
 
 from spillcache.engine.base import Sampler, SamplingParams, Tokens
 
+_TOP_K_MAX = 1 << 30
+"""Beyond every vocabulary, and within C's int."""
+
 
 class LlamaSampler(Sampler):
     """penalties → (no end token) → top_k → top_p → min_p → temperature → a seeded draw; or greedy.
@@ -34,7 +37,7 @@ class LlamaSampler(Sampler):
             self._add(api.llama_sampler_init_greedy())
             return
         if params.top_k > 0:
-            self._add(api.llama_sampler_init_top_k(params.top_k))
+            self._add(api.llama_sampler_init_top_k(min(params.top_k, _TOP_K_MAX)))
         if params.top_p < 1:
             self._add(api.llama_sampler_init_top_p(params.top_p, 1))
         if params.min_p > 0:
@@ -55,8 +58,8 @@ class LlamaSampler(Sampler):
         last = params.penalty_last_n
         if off or last == 0:
             return
-        if last < 0:
-            last = int(self._api.llama_n_ctx(self._context))
+        most = int(self._api.llama_n_ctx(self._context))  # the ring is allocated at once
+        last = most if last < 0 else min(last, most)
         size = self._api.llama_vocab_n_tokens(vocab)
         penalties = self._api.llama_sampler_init_penalties(
             size, last, params.repeat_penalty, params.frequency_penalty, params.presence_penalty

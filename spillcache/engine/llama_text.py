@@ -2,7 +2,8 @@
 
 import ctypes
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from spillcache.engine.chat_template import ChatTemplate, pick_template
@@ -12,13 +13,19 @@ from spillcache.errors import EngineError, RequestError
 class LlamaText:
     """A model's vocabulary and chat template.
 
-    A lock guards the handle against ``close``: HTTP threads tokenise while the engine's thread may
-    be shutting down.
+    HTTP threads may tokenise while the model is about to be freed, and a long text takes seconds:
+    so users are counted rather than locked out, and ``close`` waits for them. What the engine's
+    thread asks for at every token is remembered, and waits for nobody.
     """
 
     def __init__(self, api: Any, model: Any, chat_template: str | None) -> None:
-        self._api, self._lock = api, threading.Lock()
+        self._api = api
         self._vocab: Any = api.llama_model_get_vocab(model)
+        self._changed = threading.Condition()
+        self._users = 0
+        self._closed = False
+        self._ends: dict[int, bool] = {}
+        self._bytes: dict[int, bytes] = {}
         self.size = int(api.llama_vocab_n_tokens(self._vocab))
         self.bos_token = self._name(api.llama_vocab_bos(self._vocab))
         self.eos_token = self._name(api.llama_vocab_eos(self._vocab))
@@ -28,10 +35,25 @@ class LlamaText:
         )
         self.template = ChatTemplate(source, self.bos_token, self.eos_token)
 
-    def close(self) -> None:
-        """Refuse further use; the caller frees the model afterwards."""
-        with self._lock:
-            self._vocab = None
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Refuse further use; whether everyone has left, so that the model may be freed."""
+        with self._changed:
+            self._closed = True
+            return self._changed.wait_for(lambda: not self._users, timeout_s)
+
+    @contextmanager
+    def _using(self) -> Iterator[Any]:
+        """The vocabulary's handle, good within the block; raises EngineError once closed."""
+        with self._changed:
+            if self._closed:
+                raise EngineError("the engine is closed")
+            self._users += 1
+        try:
+            yield self._vocab
+        finally:
+            with self._changed:
+                self._users -= 1
+                self._changed.notify_all()
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """See Engine. Raises RequestError for text that can't be encoded as UTF-8."""
@@ -40,26 +62,30 @@ class LlamaText:
         except UnicodeEncodeError as error:
             raise RequestError("the text holds a lone surrogate, which is not Unicode") from error
         room = len(raw) + 16
-        with self._lock:
+        with self._using() as vocab:
             for _ in range(2):
                 tokens = (self._api.llama_token * room)()
                 count = self._api.llama_tokenize(
-                    self._handle(), raw, len(raw), tokens, room, add_special, parse_special
+                    vocab, raw, len(raw), tokens, room, add_special, parse_special
                 )
                 if count >= 0:
-                    return list(tokens[:count])
+                    return tokens[:count]  # type: ignore[no-any-return]
                 room = -count
         raise EngineError("llama.cpp could not tokenise the text")
 
-    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
-        """See Engine; ``special``: also the names of control tokens."""
+    def token_bytes(self, token: int) -> bytes:
+        """See Engine."""
+        known = self._bytes.get(token)
+        if known is None:
+            known = self._bytes[token] = self._spell(token, special=False)
+        return known
+
+    def _spell(self, token: int, *, special: bool) -> bytes:
         room = 64
-        with self._lock:
+        with self._using() as vocab:
             for _ in range(2):
                 buffer = ctypes.create_string_buffer(room)
-                count = self._api.llama_token_to_piece(
-                    self._handle(), token, buffer, room, 0, special
-                )
+                count = self._api.llama_token_to_piece(vocab, token, buffer, room, 0, special)
                 if count >= 0:
                     return bytes(buffer.raw[:count])
                 room = -count
@@ -71,8 +97,11 @@ class LlamaText:
 
     def is_end(self, token: int) -> bool:
         """See Engine."""
-        with self._lock:
-            return bool(self._api.llama_vocab_is_eog(self._handle(), token))
+        known = self._ends.get(token)
+        if known is None:
+            with self._using() as vocab:
+                known = self._ends[token] = bool(self._api.llama_vocab_is_eog(vocab, token))
+        return known
 
     def chat_prompt(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
@@ -80,13 +109,9 @@ class LlamaText:
         """See Engine."""
         return self.template.render(messages, add_generation_prompt=add_generation_prompt)
 
-    def _handle(self) -> Any:
-        if self._vocab is None:
-            raise EngineError("the engine is closed")
-        return self._vocab
-
     def _name(self, token: int) -> str:
-        return self.token_bytes(token, special=True).decode(errors="replace") if token >= 0 else ""
+        """A token's text, also a control token's; none for an id that means "no such token"."""
+        return self._spell(token, special=True).decode(errors="replace") if token >= 0 else ""
 
     def _has_token(self, text: str) -> bool:
         return len(self.tokenize(text, add_special=False, parse_special=True)) == 1

@@ -69,7 +69,9 @@ class Restorer:
         now = time.monotonic()
         if block is None:
             if now - restore.last_block > LATE_S:
-                raise StoreIOError(f"no block came from disk for {LATE_S:.0f} s")
+                late = StoreIOError(f"no block came from disk for {LATE_S:.0f} s")
+                self._cache.failed(late)
+                raise late
             return False
         try:
             self._engine.import_(sequence, block.index, block.state)

@@ -37,13 +37,12 @@ from spillcache.serve.job import (
     Listener,
     TextEvent,
     Ticket,
-    Tier,
 )
+from spillcache.serve.keeper import Keeper
 from spillcache.serve.prompt_plan import next_stop, takes_boundary
 from spillcache.serve.restorer import Restorer
 from spillcache.serve.slot_choice import Choice, choose
 from spillcache.serve.slots import Job, Phase, Slot
-from spillcache.state import Part
 
 log = logging.getLogger("spillcache.serve")
 
@@ -64,8 +63,8 @@ class Scheduler:
         self._queue: deque[Job] = deque()
         self._slots = [Slot(i) for i in range(engine.limits.sequences)]
         self._namespace = Namespace.of({"provisional": True})
-        self._cache: PrefixCache | None = None
         self._restorer: Restorer | None = None
+        self._keeper: Keeper | None = None
         self._attaching: Callable[[], None] | None = None
         self._stopping = False
         self._deadline = 0.0
@@ -85,8 +84,9 @@ class Scheduler:
             for slot in self._slots:
                 if slot.job is None:
                     self._forget(slot)
-            self._namespace, self._cache = namespace, cache
+            self._namespace = namespace
             self._restorer = Restorer(self._engine, cache)
+            self._keeper = Keeper(self._engine, cache, namespace)
 
         with self._wake:
             self._attaching = attach
@@ -151,13 +151,13 @@ class Scheduler:
                 self._wake.wait_for(self._has_work)
                 attaching, self._attaching = self._attaching, None
                 stop = self._stopping and (not self.busy() or time.monotonic() >= self._deadline)
-            if attaching is not None:
-                attaching()
             if self._stopping:
                 self._fail_queued(NotReady("the server is stopping; ask again when it is back"))
             if stop:
                 break
             try:
+                if attaching is not None:
+                    attaching()
                 self._step()
             except Exception as error:  # a bug fails the requests at hand, not the server
                 log.exception("the scheduler met a bug; running requests fail, the server goes on")
@@ -187,9 +187,16 @@ class Scheduler:
 
     def _fail_queued(self, error: SpillcacheError) -> None:
         while (job := self._next_job()) is not None:
-            job.emit(ErrorEvent(error))
-            job.close()
-            self._metrics.requests.labels("error").inc()
+            self._refuse(job, error)
+
+    def _refuse(self, job: Job, error: SpillcacheError) -> None:
+        job.emit(ErrorEvent(error))
+        job.close()
+        self._metrics.requests.labels("error").inc()
+
+    def _drop(self, job: Job) -> None:
+        job.close()
+        self._metrics.requests.labels("cancelled").inc()
 
     def _next_job(self) -> Job | None:
         with self._wake:
@@ -206,8 +213,9 @@ class Scheduler:
             gone = [job for job in self._queue if job.ticket.cancelled]
             for job in gone:
                 self._queue.remove(job)
+            self._metrics.queued.set(len(self._queue))
         for job in gone:
-            job.close()
+            self._drop(job)
 
     # Admission.
 
@@ -217,9 +225,14 @@ class Scheduler:
             if job is None:
                 return
             if job.ticket.cancelled:
-                job.close()
-            else:
+                self._drop(job)
+                continue
+            try:
                 self._begin(job)
+            except Exception as error:
+                if all(slot.job is not job for slot in self._slots):
+                    self._refuse(job, EngineError(f"internal error: {type(error).__name__}"))
+                raise
 
     def _next_fits(self) -> bool:
         """Whether the next prompt, and a block's growth of every answer, fit beside what runs."""
@@ -242,19 +255,19 @@ class Scheduler:
         size = engine.geometry.block_tokens
         chain = Chain(self._namespace, size, job.tokens, job.request.salt)
         choice = choose(self._slots, chain, engine, reuse=reuse)
-        slot = choice.slot
         restore = self._restorer.begin(chain, choice.live) if reuse and self._restorer else None
+        slot, live = (choice.oldest, 0) if restore is not None else (choice.slot, choice.live)
         if restore is not None:
             engine.clear(slot.index)
         elif not self._take_live(choice):
-            choice = Choice(slot, slot, 0)
+            live = 0
         slot.job, slot.chain, slot.last_use = job, chain, time.monotonic()
         slot.boundary, slot.restore = None, restore
         slot.phase = Phase.PREFILL if restore is None else Phase.RESTORE
         self._metrics.active.set(self.busy())
         self._reserve(slot, len(chain))
-        if restore is None:
-            self._count_cached(job, {"live": choice.live})
+        if restore is None and not job.answer:
+            job.cached = {"live": live} if live else {}
 
     def _take_live(self, choice: Choice) -> bool:
         """Truncate or fork; False, and an empty sequence, when that can't be done."""
@@ -283,11 +296,6 @@ class Scheduler:
                 held -= self._engine.length(other.index)
                 self._forget(other)
 
-    @staticmethod
-    def _count_cached(job: Job, cached: dict[Tier, int]) -> None:
-        if not job.answer:  # a preempted job's second start reuses its own answer: not the prompt
-            job.cached = {tier: count for tier, count in cached.items() if count}
-
     # Restore.
 
     def _restore_slice(self, slot: Slot) -> None:
@@ -298,9 +306,11 @@ class Scheduler:
         if not self._restorer.advance(slot.index, restore, wait=wait):
             return
         slot.restore, slot.phase = None, Phase.PREFILL
+        if job.answer:  # taken up again after it gave way: what is reused is not the prompt's
+            return
         job.restore_s = time.monotonic() - restore.started
-        self._count_cached(job, self._restorer.tokens_by_tier(restore))
-        job.restored_bytes = restore.size if self._engine.length(slot.index) else 0
+        job.cached = self._restorer.tokens_by_tier(restore)
+        job.restored_bytes = restore.size
 
     # Prefill.
 
@@ -318,7 +328,9 @@ class Scheduler:
         chunk = Chunk(slot.index, chain.tokens[start:stop], logits=stop == total)
         if not self._decode([chunk], [slot]):
             return
-        self._keep(slot, start, stop, boundary=takes_boundary(stop, total, self._engine.geometry))
+        if self._keeper is not None:
+            boundary = takes_boundary(stop, total, self._engine.geometry)
+            self._keeper.keep(slot, start, stop, boundary=boundary)
         if stop == total:
             self._prompt_done(slot)
 
@@ -361,10 +373,9 @@ class Scheduler:
         if not chunks or not self._decode(chunks, slots):
             return
         for slot in slots:
-            stop = self._engine.length(slot.index)
-            self._keep(
-                slot, stop - 1, stop, boundary=stop % self._engine.geometry.block_tokens == 0
-            )
+            if self._keeper is not None:
+                stop = self._engine.length(slot.index)
+                self._keeper.keep(slot, stop - 1, stop, boundary=True)
             if slot.job is not None:
                 self._sample(slot, slot.job)
 
@@ -432,6 +443,7 @@ class Scheduler:
         self._forget(slot)
         with self._wake:
             self._queue.appendleft(job)
+            self._metrics.queued.set(len(self._queue))
 
     def _give_up(self, slot: Slot, error: ContextFullError) -> None:
         job = slot.job
@@ -439,32 +451,6 @@ class Scheduler:
             self._finish(slot, job, "length")
         else:
             self._fail(slot, error)
-
-    # State to the cache.
-
-    def _keep(self, slot: Slot, start: int, stop: int, *, boundary: bool) -> None:
-        """Offer the blocks that the call from ``start`` to ``stop`` completed."""
-        cache, job, chain = self._cache, slot.job, slot.chain
-        if cache is None or job is None or chain is None or chain.namespace is not self._namespace:
-            return
-        if not (job.request.cache_store and job.request.cache_prompt):
-            return
-        size = self._engine.geometry.block_tokens
-        first, last = start // size, stop // size
-        deciding = slot.phase is Phase.DECODE
-        for block in range(first, last):
-            at_end = boundary and (block + 1) * size == stop
-            if not cache.wants(chain, block, boundary=at_end):
-                continue
-            try:
-                state = dict(self._engine.export(slot.index, block, boundary=at_end))
-            except StateRejected as error:
-                log.warning("a block was not kept: %s", error)
-                return
-            if deciding and Part.BOUNDARY in state:
-                slot.keep_boundary(block, state)
-                del state[Part.BOUNDARY]
-            cache.offer(chain, block, state)
 
     # The end of a turn.
 
@@ -484,28 +470,27 @@ class Scheduler:
     def _release(self, slot: Slot) -> None:
         """The request is over; the sequence stays live for its next turn."""
         job, slot.job = slot.job, None
-        self._end_turn(slot)
-        if slot.restore is not None:
-            slot.restore.close()
-            slot.restore = None
-            self._forget(slot)
-        slot.phase = Phase.IDLE
-        slot.last_use = time.monotonic()
         if job is not None:
             job.close()
+        if slot.phase is Phase.RESTORE:
+            self._forget(slot)
+        slot.phase, slot.last_use = Phase.IDLE, time.monotonic()
         self._metrics.active.set(self.busy())
+        self._end_turn(slot)
 
     def _end_turn(self, slot: Slot) -> None:
-        chain, boundary, slot.boundary = slot.chain, slot.boundary, None
-        if chain is None:
+        if slot.chain is None:
             return
-        chain.truncate(self._engine.length(slot.index))
-        if self._cache is None or chain.namespace is not self._namespace:
-            return
-        if boundary is not None and boundary[0] < chain.blocks:
-            self._cache.offer(chain, *boundary)
-        self._cache.used(chain)
+        slot.chain.truncate(self._engine.length(slot.index))
+        try:
+            if self._keeper is not None:
+                self._keeper.end_turn(slot)
+        except Exception:  # the answer is out: what the cache can't take must not undo that
+            log.exception("the end of a turn was not kept")
 
     def _forget(self, slot: Slot) -> None:
+        """Empty the slot; a restore into it ends."""
+        if slot.restore is not None:
+            slot.restore.close()
         self._engine.clear(slot.index)
-        slot.chain, slot.boundary, slot.phase = None, None, Phase.IDLE
+        slot.chain, slot.boundary, slot.restore, slot.phase = None, None, None, Phase.IDLE

@@ -59,6 +59,9 @@ class Service:
     @property
     def state(self) -> State:
         """Where in its life the service is."""
+        if self._state == "ready" and self._scheduler is not None and not self._scheduler.alive:
+            self.failure = EngineError("the engine's thread has ended; restart the server")
+            self._become("failed")
         return self._state
 
     def _become(self, state: State) -> None:
@@ -159,6 +162,13 @@ class Service:
 
     def _open_cache(self) -> None:
         """Attach the tiers as soon as the model's identity is known; a thread of its own."""
+        try:
+            self._try_open_cache()
+        except Exception:  # requests are served all the same
+            log.exception("the tiers could not be opened; nothing is cached")
+            self._cache_off = "the tiers could not be opened, see the log"
+
+    def _try_open_cache(self) -> None:
         engine, scheduler, verdict = self._engine, self._scheduler, self._verdict
         if engine is None or scheduler is None or verdict is None:
             return
@@ -249,11 +259,12 @@ class Service:
             if self._state in {"stopping", "stopped"}:
                 self._changed.wait_for(lambda: self._state == "stopped")
                 return
-            failed = self._state == "failed"
             self._become("stopping")
         self._stop_hashing.set()
         self._loader.join()
-        if not failed:
+        if (
+            self._scheduler is not None or self.failure is None
+        ):  # else loading failed and cleaned up
             self._take_apart(progress, drain_s)
         self._become("stopped")
 

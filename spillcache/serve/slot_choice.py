@@ -11,11 +11,15 @@ from spillcache.serve.slots import Phase, Slot
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Take ``slot``; the first ``live`` tokens of the prompt are those of ``source``'s sequence."""
+    """Take ``slot``; the first ``live`` tokens of the prompt are those of ``source``'s sequence.
+
+    ``oldest``: the idle slot that was not used for longest, for a prompt that goes on from none.
+    """
 
     slot: Slot
     source: Slot
     live: int
+    oldest: Slot
 
 
 def choose(slots: Sequence[Slot], chain: Chain, engine: Engine, *, reuse: bool) -> Choice:
@@ -29,14 +33,14 @@ def choose(slots: Sequence[Slot], chain: Chain, engine: Engine, *, reuse: bool) 
     idle = sorted((s for s in slots if s.phase is Phase.IDLE), key=lambda slot: slot.last_use)
     oldest = idle[0]
     if not reuse:
-        return Choice(oldest, oldest, 0)
+        return Choice(oldest, oldest, 0, oldest)
     lives = [(usable_live(slot, chain, engine), slot) for slot in slots]
     live, source = max(lives, key=lambda pair: (pair[0], pair[1].phase is Phase.IDLE))
     if live == 0:
-        return Choice(oldest, oldest, 0)
+        return Choice(oldest, oldest, 0, oldest)
     if source.phase is Phase.IDLE and 2 * live >= engine.length(source.index):
-        return Choice(source, source, live)
-    return Choice(oldest, source, live)
+        return Choice(source, source, live, oldest)
+    return Choice(oldest, source, live, oldest)
 
 
 def usable_live(slot: Slot, chain: Chain, engine: Engine) -> int:

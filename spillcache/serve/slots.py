@@ -98,9 +98,8 @@ class Restore:
     """Payload bytes imported so far."""
 
     def close(self) -> None:
-        """Stop reading and unpin."""
+        """Stop reading; the stream releases the match."""
         self.stream.close()
-        self.match.release()
 
 
 @dataclass(slots=True, eq=False)

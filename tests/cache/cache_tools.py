@@ -33,6 +33,7 @@ HYBRID = Geometry(block_tokens=BLOCK, has_boundary=True)
 RECURRENT = Geometry(block_tokens=BLOCK, has_kv=False, has_boundary=True)
 NEVER_S = 1e9
 Parts = dict[Part, bytes]
+OpenCache = Callable[..., PrefixCache]
 
 
 class FaultyFiles(Files):

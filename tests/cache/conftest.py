@@ -1,12 +1,13 @@
 """Fixtures of the tiers: stores and caches that are closed in the end, and leave no thread."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cache_tools import (
     PLAIN,
     FaultyFiles,
+    OpenCache,
     WatchedStore,
     cache_config,
     eventually,
@@ -40,9 +41,6 @@ def store(tmp_path: Path, files: FaultyFiles) -> Iterator[WatchedStore]:
 @pytest.fixture
 def metrics() -> Metrics:
     return Metrics()
-
-
-OpenCache = Callable[..., PrefixCache]
 
 
 @pytest.fixture

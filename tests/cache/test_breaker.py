@@ -1,10 +1,11 @@
 from spillcache.cache.breaker import Breaker
+from spillcache.errors import StoreIOError
 
 
 def test_it_pauses_after_three_failures_in_a_row_and_doubles() -> None:
     now = [0.0]
     breaker = Breaker(lambda: now[0])
-    error = OSError("disk on fire")
+    error = StoreIOError("disk on fire")
     for _ in range(2):
         breaker.failed(error)
     assert breaker.closed
@@ -14,7 +15,7 @@ def test_it_pauses_after_three_failures_in_a_row_and_doubles() -> None:
     assert breaker.closed, "not in a row"
     breaker.failed(error)
     assert not breaker.closed
-    assert breaker.reason == "disk on fire"
+    assert breaker.reason == "KV_STORE_IO"
     now[0] = 59.9
     assert not breaker.closed
     now[0] = 60.0
@@ -36,6 +37,15 @@ def test_the_pause_has_an_end() -> None:
     now = [0.0]
     breaker = Breaker(lambda: now[0])
     for _ in range(30):
-        breaker.failed(OSError("x"))
-    now[0] = 3601.0
+        breaker.failed(StoreIOError("x"))
+        now[0] += 3600.0
+        assert breaker.closed
+
+
+def test_a_burst_within_a_pause_does_not_prolong_it() -> None:
+    now = [0.0]
+    breaker = Breaker(lambda: now[0])
+    for _ in range(20):
+        breaker.failed(StoreIOError("x"))
+    now[0] = 60.0
     assert breaker.closed

@@ -58,6 +58,7 @@ def test_blocks_come_in_order_with_the_bytes_that_were_put(store: WatchedStore) 
     assert stream.take() is None
     stream.close()
     stream.close()
+    assert stream.join(10)
     assert store.unreleased == 0
     assert not our_threads()
 
@@ -76,6 +77,7 @@ def test_ram_and_disk_take_turns(store: WatchedStore) -> None:
         block.release()
     assert sources == ["ram", "disk", "disk", "ram", "ram", "disk", "disk", "ram"]
     stream.close()
+    assert stream.join(10)
     assert store.unreleased == 0
 
 
@@ -122,6 +124,7 @@ def test_an_early_close_leaves_no_thread_and_no_payload(store: WatchedStore, cou
         block.release()
     eventually(stream._ready.full)
     stream.close()
+    assert stream.join(10)
     assert not our_threads()
     assert store.unreleased == 0
     assert len(store.payloads) < c.blocks
@@ -134,6 +137,7 @@ def test_a_close_during_a_read_ends_soon(store: WatchedStore, files: FaultyFiles
     stream = RestoreStream(steps(store, c, (K, W)), store, fail)
     threading.Timer(0.1, go.set).start()
     stream.close()
+    assert stream.join(10)
     assert not our_threads()
     assert store.unreleased == 0
 
@@ -159,6 +163,7 @@ def test_a_stop_within_a_block_gives_its_first_part_back(
     eventually(lambda: len(store.payloads) == 1)
     threading.Timer(0.1, stop.set).start()
     stream.close()
+    assert stream.join(10)
     assert len(store.payloads) == 1
     assert store.unreleased == 0
 
@@ -179,6 +184,7 @@ def test_damage_on_disk_ends_the_stream_before_its_block(
     assert [type(error) for error in failed] == [CorruptBlock]
     assert store.unreleased == 0, "also the first part of the block that failed"
     stream.close()
+    assert stream.join(10)
     assert not our_threads()
     [now] = store.find(c.namespace.id, [c.hashes[3]], [part])
     assert not now, "it will not fail again"
@@ -197,6 +203,7 @@ def test_a_block_that_went_away_is_missing_not_damaged(store: WatchedStore) -> N
         taken(stream)
     assert [type(error) for error in failed] == [ObjectMissing]
     stream.close()
+    assert stream.join(10)
     assert store.unreleased == 0
 
 
@@ -244,6 +251,7 @@ def test_an_iterator_without_close_will_do(
     stream = RestoreStream(plan, store, fail)
     assert len(taken(stream)) == 2
     stream.close()
+    assert stream.join(10)
     assert store.unreleased == 0
 
 
@@ -258,4 +266,23 @@ def test_big_blocks_pass_through_a_small_read_ahead(store: WatchedStore) -> None
     for index, parts in taken(stream):
         assert parts == state_of(c, index, size=MIB)
     stream.close()
+    assert stream.join(10)
+    assert store.unreleased == 0
+
+
+def test_a_close_does_not_wait_for_a_disk_that_hangs(
+    store: WatchedStore, files: FaultyFiles
+) -> None:
+    """The match is held until nothing is read any more."""
+    c, go, ended = chain(3), threading.Event(), list[int]()
+    store.put(c.namespace, objects(c))
+    files.before_read = lambda: wait(go)
+    stream = RestoreStream(steps(store, c), store, fail, lambda: ended.append(1))
+    stream.close()
+    stream.close()
+    assert not stream.join(0.05)
+    assert ended == []
+    go.set()
+    assert stream.join(10)
+    assert ended == [1]
     assert store.unreleased == 0

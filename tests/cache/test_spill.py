@@ -13,6 +13,7 @@ from cache_tools import (
     SIZE,
     WINDOWED,
     FaultyFiles,
+    OpenCache,
     WatchedStore,
     chain,
     dropped,
@@ -22,7 +23,6 @@ from cache_tools import (
     sample,
     state_of,
 )
-from conftest import OpenCache
 
 from spillcache.cache import spill
 from spillcache.cache.breaker import FAILURES
@@ -279,7 +279,7 @@ def test_a_failing_disk_pauses_the_tier_and_blocks_are_written_later(
         assert unsaved(cache) == 3
         name = "KV_STORE_IO" if code == EIO else "KV_STORE_FULL"
         assert sample(metrics, "errors_total", code=name) == failures + 1
-    assert cache.disk_reason.startswith("paused: ")
+    assert cache.disk_reason.startswith("paused after KV_")
     assert cache.match(c).blocks == 3, "RAM still serves them"
     files.write_error = 0
     now[0] += 61

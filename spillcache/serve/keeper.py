@@ -1,0 +1,70 @@
+"""What the engine has just computed, on its way into the tiers: the mirror of ``restorer``.
+
+Nothing here may cost a request: what can't be kept is logged and computed again some day.
+"""
+
+import logging
+
+from spillcache.cache.prefix_cache import PrefixCache
+from spillcache.chain import Chain
+from spillcache.engine.base import Engine
+from spillcache.errors import StateRejected
+from spillcache.namespace import Namespace
+from spillcache.serve.slots import Phase, Slot
+from spillcache.state import Part
+
+log = logging.getLogger("spillcache.serve")
+
+
+class Keeper:
+    """Offers blocks to ``cache`` under ``namespace``; engine's thread."""
+
+    def __init__(self, engine: Engine, cache: PrefixCache, namespace: Namespace) -> None:
+        self._engine = engine
+        self._cache = cache
+        self._namespace = namespace
+
+    def keep(self, slot: Slot, start: int, stop: int, *, boundary: bool) -> None:
+        """Offer the blocks that the call from ``start`` to ``stop`` completed, right after it.
+
+        ``boundary``: whether the recurrent state at ``stop`` is wanted, too.
+        """
+        chain, job = slot.chain, slot.job
+        if chain is None or job is None or not self._ours(chain):
+            return
+        if not (job.request.cache_store and job.request.cache_prompt):
+            return
+        size = self._engine.geometry.block_tokens
+        for block in range(start // size, stop // size):
+            at_end = boundary and (block + 1) * size == stop
+            if self._cache.wants(chain, block, boundary=at_end):
+                self._keep_block(slot, chain, block, boundary=at_end)
+
+    def _keep_block(self, slot: Slot, chain: Chain, block: int, *, boundary: bool) -> None:
+        try:
+            state = dict(self._engine.export(slot.index, block, boundary=boundary))
+        except StateRejected as error:
+            log.warning("a block was not kept: %s", error)
+            return
+        if slot.phase is Phase.DECODE and Part.BOUNDARY in state and not self._on_stride(block):
+            # Only the last one of an answer is worth its bytes: it is kept when the turn ends.
+            slot.keep_boundary(block, state)
+            del state[Part.BOUNDARY]
+        self._cache.offer(chain, block, state)
+
+    def _on_stride(self, block: int) -> bool:
+        stride = self._engine.geometry.boundary_stride
+        return bool(stride) and (block + 1) % stride == 0
+
+    def end_turn(self, slot: Slot) -> None:
+        """Keep the answer's last boundary, and count a use of the conversation."""
+        chain, boundary, slot.boundary = slot.chain, slot.boundary, None
+        if chain is None or not self._ours(chain):
+            return
+        if boundary is not None and boundary[0] < chain.blocks:
+            self._cache.offer(chain, *boundary)
+        self._cache.used(chain)
+
+    def _ours(self, chain: Chain) -> bool:
+        """Whether the chain was begun after the tiers were attached."""
+        return chain.namespace is self._namespace
