@@ -469,12 +469,12 @@ class Scheduler:
 
     def _release(self, slot: Slot) -> None:
         """The request is over; the sequence stays live for its next turn."""
-        job, slot.job = slot.job, None
-        if job is not None:
-            job.close()
         if slot.phase is Phase.RESTORE:
             self._forget(slot)
         slot.phase, slot.last_use = Phase.IDLE, time.monotonic()
+        job, slot.job = slot.job, None
+        if job is not None:
+            job.close()
         self._metrics.active.set(self.busy())
         self._end_turn(slot)
 

@@ -1,6 +1,7 @@
 """The scheduler over the real engine and tiers, on tiny models."""
 
 import queue
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -398,3 +399,92 @@ def test_before_the_cache_is_attached_requests_are_served_live(gguf_model: Model
         stack.answer(prompt(300))
         assert stack.answer(prompt(300)).cached == {"live": 256}
         assert isinstance(stack.answer(prompt(300)).done, DoneEvent)
+
+
+def test_a_bug_in_admission_fails_that_request_and_no_other(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("oops")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stack.cache, "match", broken)
+        with pytest.raises(EngineError, match="internal error: RuntimeError"):
+            stack.answer(prompt(300))
+    assert stack.answer(prompt(300)).done is not None
+
+
+def test_a_bug_at_the_end_of_a_turn_leaves_the_slot_usable(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stack.cache, "used", broken)
+        assert len(stack.answer(prompt(300)).tokens) == 8
+        wait_for(lambda: stack.scheduler.busy() == 0)
+    assert stack.scheduler._slots[0].phase is Phase.IDLE
+    assert stack.answer(prompt(300)).cached == {"live": 256}
+
+
+def test_hybrids_keep_boundaries_on_the_stride_while_they_answer(
+    gguf_model: ModelShelf, tmp_path: Path
+) -> None:
+    """So that a branch off a long answer reuses up to the stride before it."""
+    with Stack(gguf_model("lfm2"), tmp_path / "d") as stack:
+        stride = stack.engine.geometry.boundary_stride * 64
+        answer = stack.answer(prompt(100), 2 * stride + 100)
+        whole = prompt(100) + answer.tokens
+    with Stack(gguf_model("lfm2"), tmp_path / "d") as stack:
+        branch = whole[: 2 * stride + 20] + prompt(50, seed=3)
+        assert stack.answer(branch, 4).cached == {"disk": 2 * stride}
+        ending = (len(whole) - 1) // 64 * 64
+        assert stack.answer([*whole, 7], 4).cached == {"disk": ending}
+
+
+def test_a_request_that_gives_way_during_its_restore_frees_it(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = gguf_model("llama")
+    with Stack(model, tmp_path / "d", slots=2, context_tokens=1024) as stack:
+        stack.answer(prompt(500, seed=2), 1)
+    with Stack(model, tmp_path / "d", slots=2, context_tokens=1024) as stack:
+        assert stack.store is not None
+        read, go = stack.store.read, threading.Event()
+
+        def slow(entries: Any, stop: Callable[[], bool], memory_bytes: int) -> Any:
+            payloads = read(entries, stop, memory_bytes)
+            yield next(payloads)
+            while not stop() and not go.is_set():
+                time.sleep(0.01)
+            yield from payloads
+
+        monkeypatch.setattr(stack.store, "read", slow)
+        old = stack.submit(prompt(200, seed=1), 800)
+        first_token(old)
+        young = stack.submit(prompt(500, seed=2), 20)
+        wait_for(lambda: any(s.phase is Phase.RESTORE for s in stack.scheduler._slots))
+        assert len(collect(old).tokens) == 799
+        go.set()
+        assert len(collect(young).tokens) == 20
+        wait_for(lambda: not stack.store._opened.pins._counts)
+
+
+def test_a_restore_takes_the_slot_that_was_not_used_for_longest(
+    gguf_model: ModelShelf, tmp_path: Path
+) -> None:
+    system = prompt(640)
+    a, b = system + prompt(700, seed=1), system + prompt(600, seed=2)
+    with Stack(gguf_model("llama"), tmp_path / "d", slots=2) as stack:
+        stack.answer(b, 1)
+    with Stack(gguf_model("llama"), tmp_path / "d", slots=2) as stack:
+        first = stack.answer(a, 4)
+        assert stack.answer(b, 4).cached == {"disk": 1216}, "in the other slot"
+        assert stack.answer(a + first.tokens + [7], 4).cached["live"] == len(a) + 3
+
+
+def test_when_the_engines_thread_has_ended_it_is_not_alive(stack: Stack) -> None:
+    assert stack.scheduler.alive
+    stack.scheduler.stop(0)
+    assert not stack.scheduler.alive
