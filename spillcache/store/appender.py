@@ -9,17 +9,13 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
-from spillcache.config import MIB
 from spillcache.errors import StoreError
 from spillcache.state import Buffer
-from spillcache.store.buffers import AlignedBuffer, BufferPool
-from spillcache.store.files import Files, write_fully
-from spillcache.store.format import PAGE_BYTES, SegmentHeader, padded
+from spillcache.store.buffers import BufferPool
+from spillcache.store.files import Files
+from spillcache.store.format import PAGE_BYTES, SegmentHeader
 from spillcache.store.segments import Segments
-
-_STAGING_BYTES = 8 * MIB
+from spillcache.store.staging import Staging
 
 log = logging.getLogger("spillcache.store")
 
@@ -53,6 +49,7 @@ class Appender:
         self._may_reopen = True
         """At first only: later, one that was left may have been left because of an error."""
         self._noted: set[bytes] = set()
+        self._staging: Staging | None = None
 
     def room(self) -> int:
         """How many bytes the own segment still takes; a new one if there is none."""
@@ -77,22 +74,44 @@ class Appender:
             self._noted.clear()
             header = SegmentHeader(segment, self._store_id, time.time_ns()).encode()
             try:
-                self._write([(header,)], 0)
+                self._stage([(header,)], 0)
+                self.sync()
                 self._files.sync_directory(self._segments.directory)
             except OSError:
                 self.abandon()
                 raise
         return self._own.segment
 
-    def append(self, records: Iterable[tuple[Buffer, ...]]) -> list[int]:
-        """Write records (each given in pieces, padded here) and wait until they are on the device:
-        their offsets.
+    def write(self, records: Iterable[tuple[Buffer, ...]]) -> list[int]:
+        """Hand over records (each given in pieces, padded here) to be written: their offsets.
 
-        Nothing names them until ``keep`` is told. On an error the caller must ``abandon``: what is
-        on the device is unknown.
+        They are on the device when ``sync`` returns, and nothing names them until ``keep`` is told.
+        On an error the caller must ``abandon``: what is on the device is unknown.
         """
-        own = self._require()
-        return self._write(records, own.end)
+        return self._stage(records, self._require().end)
+
+    def _stage(self, records: Iterable[tuple[Buffer, ...]], start: int) -> list[int]:
+        fd = self._require().fd
+        self._staging = staging = Staging(self._files, fd, self._pool, start)
+        offsets = []
+        for pieces in records:
+            offsets.append(staging.offset)
+            for piece in pieces:
+                staging.add(piece)
+            staging.pad()
+        staging.end()
+        return offsets
+
+    def sync(self) -> None:
+        """Wait until what was written is on the device; raises OSError."""
+        if self._staging is not None:
+            self._staging.finish()
+            self._unstage()
+
+    def _unstage(self) -> None:
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            staging.close()
 
     def keep(self, end: int) -> None:
         """The index names what was appended, up to ``end``."""
@@ -102,25 +121,6 @@ class Appender:
         if self._own is None:
             raise RuntimeError("the appender has no segment")
         return self._own
-
-    def _write(self, records: Iterable[tuple[Buffer, ...]], start: int) -> list[int]:
-        fd = self._require().fd
-        buffer = self._pool.take(_STAGING_BYTES)
-        try:
-            staging = _Staging(self._files, fd, buffer, start)
-            offsets = []
-            for pieces in records:
-                offsets.append(staging.offset)
-                for piece in pieces:
-                    staging.add(piece)
-                staging.pad()
-            staging.flush()
-            self._files.sync(fd)
-            if not self._files.direct:
-                self._files.forget(fd, start, staging.offset - start)
-        finally:
-            self._pool.give(buffer)
-        return offsets
 
     def has_noted(self, namespace_id: bytes) -> bool:
         """Whether the own segment holds a record of this namespace's fields."""
@@ -132,6 +132,7 @@ class Appender:
 
     def seal(self) -> None:
         """Let go of the own segment; the next append makes a new one."""
+        self._unstage()
         own, self._own = self._own, None
         if own is not None:
             self._segments.seal(own.segment, own.fd)
@@ -142,44 +143,3 @@ class Appender:
             self.seal()
         except (StoreError, OSError) as error:
             log.warning("a segment was not sealed: %s", error)
-
-
-class _Staging:
-    """An aligned buffer that is written when it is full."""
-
-    def __init__(self, files: Files, fd: int, buffer: AlignedBuffer, offset: int) -> None:
-        self._files = files
-        self._fd = fd
-        self._buffer = buffer
-        self._at = offset
-        self._filled = 0
-
-    @property
-    def offset(self) -> int:
-        """Where the next byte goes in the file."""
-        return self._at + self._filled
-
-    def add(self, piece: Buffer) -> None:
-        """Copy bytes in."""
-        # NumPy copies without holding the interpreter's lock, so that decoding goes on meanwhile.
-        source = np.frombuffer(piece, dtype=np.uint8) if len(piece) else None
-        done = 0
-        while source is not None and done < len(source):
-            if self._filled == self._buffer.size:
-                self.flush()
-            count = min(len(source) - done, self._buffer.size - self._filled)
-            self._buffer.array[self._filled : self._filled + count] = source[done : done + count]
-            self._filled += count
-            done += count
-
-    def pad(self) -> None:
-        """Zeros up to the next page; the buffer is whole pages, so this never overflows it."""
-        end = padded(self._filled)
-        self._buffer.array[self._filled : end] = 0
-        self._filled = end
-
-    def flush(self) -> None:
-        """Write what is there."""
-        write_fully(self._files, self._fd, self._buffer.view[: self._filled], self._at)
-        self._at += self._filled
-        self._filled = 0

@@ -7,6 +7,7 @@ segments, usage and the store's figures are read once, changed in memory, and wr
 import struct
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from spillcache.chain import BlockHash
@@ -49,6 +50,24 @@ class Place(NamedTuple):
 
 def _nothing(key: bytes) -> None:
     """No row."""
+
+
+@dataclass(slots=True)
+class Sum:
+    """Objects, and what they take in bytes."""
+
+    objects: int = 0
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    record_bytes: int = 0
+
+    def plus(self, entry: Entry) -> "Sum":
+        """With one more; itself."""
+        self.objects += 1
+        self.raw_bytes += entry.raw_bytes
+        self.stored_bytes += entry.stored_bytes
+        self.record_bytes += entry.record_bytes
+        return self
 
 
 class Catalog:
@@ -113,6 +132,22 @@ class Catalog:
             return None
         return rows.unpack_entry(namespace_id, BlockHash(block), part, value)
 
+    def row(self, key: bytes) -> bytes | None:
+        """The value of an object's row, by the object's key."""
+        value: bytes | None = self._txn.get(key)
+        return value
+
+    def put_all(self, database: str, pairs: Sequence[tuple[bytes, bytes]]) -> None:
+        """Write many keys and values of one database."""
+        with self._txn.cursor(db=self._db[database]) as cursor:
+            cursor.putmulti(pairs)
+
+    def add_children(self, key: bytes, count: int) -> None:
+        """More blocks follow the one with that key, if there is one."""
+        parent = self.entry_at(key)
+        if parent is not None:
+            self._write(parent, parent._replace(children=parent.children + count))
+
     def find(
         self, namespace_id: bytes, blocks: Sequence[BlockHash], parts: Sequence[Part]
     ) -> Found:
@@ -130,8 +165,7 @@ class Catalog:
 
     def has(self, namespace_id: bytes, block: bytes, part: Part) -> bool:
         """Whether the object is there, bytes and all."""
-        entry = self.entry(namespace_id, block, part)
-        return entry is not None and entry.is_present
+        return rows.is_present(self._txn.get(object_key(namespace_id, block, part)))
 
     def objects_from(self, start: bytes, prefix: bytes, most: int) -> list[Entry]:
         """Up to ``most`` rows from key ``start`` on whose keys begin with ``prefix``, in their
@@ -155,9 +189,7 @@ class Catalog:
         if gone is not None:
             entry = entry._replace(children=gone.children)
         elif entry.part is Part.KV and entry.block_index:
-            parent = self.entry(entry.namespace_id, entry.parent, Part.KV)
-            if parent is not None:
-                self._write(parent, parent._replace(children=parent.children + 1))
+            self.add_children(object_key(entry.namespace_id, entry.parent, Part.KV), 1)
         self._write(gone, entry)
         key = object_key(entry.namespace_id, entry.block, entry.part)
         place = rows.place_key(entry.segment, entry.offset)
@@ -226,14 +258,20 @@ class Catalog:
         self._put("objects", key, rows.pack_entry(new))
 
     def _count(self, entry: Entry, sign: int) -> None:
-        row = self.segment(entry.segment)
+        self.account(entry.segment, entry.namespace_id, entry.part, Sum().plus(entry), sign)
+
+    def account(self, segment: int, namespace_id: bytes, part: Part, total: Sum, sign: int) -> None:
+        """Add objects of one part to what their segment holds and their namespace takes, or, with
+        -1, take them away.
+        """
+        row = self.segment(segment)
         if row is not None:
-            row.live_objects += sign
-            row.live_bytes += sign * entry.record_bytes
-        usage = self._usage_row(entry.namespace_id + bytes((entry.part,)))
-        usage.objects += sign
-        usage.raw_bytes += sign * entry.raw_bytes
-        usage.stored_bytes += sign * entry.stored_bytes
+            row.live_objects += sign * total.objects
+            row.live_bytes += sign * total.record_bytes
+        usage = self._usage_row(namespace_id + bytes((part,)))
+        usage.objects += sign * total.objects
+        usage.raw_bytes += sign * total.raw_bytes
+        usage.stored_bytes += sign * total.stored_bytes
 
     def _usage_row(self, key: bytes) -> PartUsage:
         if key not in self._usage:

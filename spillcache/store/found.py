@@ -4,13 +4,12 @@ Thousands of blocks are looked up before a prompt's first token, and few of the 
 once; objects that nobody looks at cost more than the reads of the index.
 """
 
-import struct
 from collections.abc import Callable, Sequence
 from typing import overload
 
 from spillcache.chain import BlockHash
 from spillcache.state import Part
-from spillcache.store.rows import ENTRY_BYTES, PRESENT, Entry, unpack_entry
+from spillcache.store.rows import ENTRY_BYTES, PRESENT, Entry, is_present, unpack_entry
 
 _Rows = list[bytes | None]
 
@@ -74,6 +73,4 @@ class Found(Sequence[dict[Part, Entry]]):
 
 
 def _absent(value: bytes | None) -> bytes | None:
-    if value is not None and len(value) != ENTRY_BYTES:
-        raise struct.error(f"a row of {len(value)} bytes")
-    return None
+    return value if is_present(value) else None

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spillcache.config import MIB
+from spillcache.config import GIB, MIB
 from spillcache.metrics import Metrics
 from spillcache.store import touches
 from spillcache.store.catalog import Catalog
@@ -35,6 +35,8 @@ _NS_PER_S = 1_000_000_000
 _FRESH_SHARE = 16
 _SLACK_SHARE = 128
 _MAX_SLACK_BYTES = 64 * MIB
+_AHEAD_SHARE = 16
+_MIN_AHEAD_BYTES, _MAX_AHEAD_BYTES = 64 * MIB, GIB
 
 log = logging.getLogger("spillcache.store")
 
@@ -81,6 +83,12 @@ def excess_bytes(meta: Meta, other_bytes: int, free_bytes: int, limits: Limits) 
     return max(over_quota, limits.min_free_bytes - free_bytes + meta.reserved)
 
 
+def _ahead_bytes(spare_bytes: int) -> int:
+    """How much may be promised beyond what is needed: nothing that another writer could miss."""
+    ahead = min(spare_bytes // _AHEAD_SHARE, _MAX_AHEAD_BYTES)
+    return ahead if ahead >= _MIN_AHEAD_BYTES else 0
+
+
 class Room:
     """The space of one store, as this process sees it."""
 
@@ -110,6 +118,8 @@ class Room:
         self._recent_bytes = 0
         self._fresh_after = (1 << 64) - 1
         self._expire_at = 0.0
+        self._ahead_segment, self._ahead_bytes = 0, 0
+        """What was promised beyond the need, and to which segment's writer."""
 
     def used_bytes(self, catalog: Catalog) -> int:
         """What the directory takes, and what is promised to writers."""
@@ -128,11 +138,22 @@ class Room:
         segment's writer; evicts what is in the way.
 
         ``is_spared``: blocks (namespace id and hash) that must stay, besides those that are pinned.
-        Raises NoRoom when that can't be had, and whatever ``Index.write`` raises.
+        While there is plenty, more is promised than is needed, so that most calls need no
+        transaction. Raises NoRoom when the need can't be had, and whatever ``Index.write`` raises.
         """
         self.expire(is_spared)
+        if self._take_ahead(segment, need_bytes + index_bytes(objects)):
+            return
         while (eviction := self._attempt(segment, need_bytes, objects, is_spared)) is not None:
             self.finish(eviction)
+
+    def _take_ahead(self, segment: int, wanted_bytes: int) -> bool:
+        """Whether what was promised ahead is enough, and no use waits to be written."""
+        is_its = segment != 0 and segment == self._ahead_segment
+        if not is_its or wanted_bytes > self._ahead_bytes or self._touched.snapshot():
+            return False
+        self._ahead_bytes -= wanted_bytes
+        return True
 
     def expire(self, is_spared: Callable[[bytes], bool], *, now: bool = False) -> int:
         """Evict what was not used for longer than the limit; the bytes freed. Looks about once a
@@ -189,13 +210,17 @@ class Room:
         uses = self._touched.snapshot()
         wanted = need_bytes + index_bytes(objects)
         spared = self._sparing(is_spared)
+        granted: list[int] = []
 
         def work(catalog: Catalog) -> Eviction | None:
             touches.apply(catalog, uses)
             headroom = self.headroom(catalog)
             lacking = wanted - headroom
             if lacking <= 0:
-                catalog.reserve(segment, wanted)
+                ahead = _ahead_bytes(-lacking) if segment else 0
+                catalog.reserve(segment, wanted + ahead)
+                # What was promised ahead to the same writer before is promised still.
+                granted.append(ahead)
                 return None
             eviction = evict(catalog, lacking + self._slack(), spared, self._fresh_after)
             freed = eviction.freed_bytes
@@ -205,6 +230,9 @@ class Room:
 
         eviction = self._index.write(work)
         self._touched.forget(uses)
+        if granted:
+            kept = self._ahead_bytes if segment == self._ahead_segment else 0
+            self._ahead_segment, self._ahead_bytes = segment, kept + granted[-1]
         return eviction
 
     def _slack(self) -> int:

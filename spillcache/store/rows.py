@@ -35,6 +35,7 @@ _SEGMENT = struct.Struct("<BxxxxxxxQQQQQQQ")
 _META = struct.Struct("<IxxxxQQQQQ")
 _USAGE = struct.Struct("<QQQ")
 _NAMESPACE = struct.Struct("<QQQI")
+_U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _U64_KEY = struct.Struct(">Q")
 _PLACE_KEY = struct.Struct(">QQ")
@@ -176,6 +177,14 @@ class Entry(tuple[bytes, BlockHash, Part, bytes]):
         """Whether ``other`` is the same record."""
         return other is not None and self[3][:16] == other[3][:16]
 
+    def named(self, last_use: int, children: int) -> "Entry":
+        """A copy with what is known when it is named."""
+        value = self[3]
+        value = b"".join(
+            (value[:32], _U64.pack(last_use), value[40:84], _U32.pack(children), value[88:])
+        )
+        return tuple.__new__(Entry, (*self[:3], value))
+
     def _replace(self, **changes: Any) -> "Entry":
         """A copy with some fields changed."""
         values = [*self[:3], *_ENTRY.unpack(self[3])]
@@ -203,6 +212,15 @@ def unpack_entry(namespace_id: bytes, block: BlockHash, part: Part, value: bytes
     if len(value) != ENTRY_BYTES:
         raise struct.error(f"a row of {len(value)} bytes")
     return tuple.__new__(Entry, (namespace_id, block, part, value))
+
+
+def is_present(value: bytes | None) -> bool:
+    """Whether a value in ``objects`` is that of an object whose bytes are in a segment; raises
+    struct.error for one of a wrong length.
+    """
+    if value is not None and len(value) != ENTRY_BYTES:
+        raise struct.error(f"a row of {len(value)} bytes")
+    return value is not None and value >= PRESENT
 
 
 def split_object_key(key: bytes) -> tuple[bytes, BlockHash, Part]:

@@ -20,36 +20,87 @@ from spillcache.store.appender import Appender
 from spillcache.store.catalog import Catalog, Place
 from spillcache.store.files import Files, is_no_space, store_error
 from spillcache.store.format import (
+    MAX_PAYLOAD_BYTES,
     PAGE_BYTES,
+    RECORD_HEADER_BYTES,
     RecordClass,
     RecordHeader,
     namespace_record,
+    padded,
     payload_digest,
 )
 from spillcache.store.index import Index
+from spillcache.store.naming import Naming
 from spillcache.store.objects import PutResult, StoreObject
 from spillcache.store.room import NoRoom, Room, index_bytes
-from spillcache.store.rows import Entry
+from spillcache.store.rows import Entry, object_key
 from spillcache.store.segments import Segments
 
-_GROUP_BYTES = 64 * MIB
+_GROUP_BYTES = 80 * MIB
+"""With headers and padding: 64 MiB of payloads from 64 KiB on."""
 _FULL_RETRIES = 2
+_MAX_COUNT = 1 << 32
 
 log = logging.getLogger("spillcache.store")
 
 
-@dataclass(slots=True)
 class _Record:
-    source: StoreObject
-    header: RecordHeader
-    stored: Buffer
+    """An object on its way to disk."""
 
-    @property
-    def size(self) -> int:
-        return self.header.record_bytes
+    __slots__ = ("codec", "key", "namespace_id", "size", "source", "stored")
+
+    def __init__(
+        self, namespace_id: bytes, source: StoreObject, codec: codecs.CodecId, stored: Buffer
+    ) -> None:
+        self.namespace_id = namespace_id
+        self.source = source
+        self.key = object_key(namespace_id, source.block, source.part)
+        self.codec = codec
+        self.stored = stored
+        self.size = padded(RECORD_HEADER_BYTES + len(stored))
+        """In the segment, header and padding included."""
 
     def pieces(self) -> tuple[Buffer, ...]:
-        return self.header.encode(), self.stored
+        """Header and payload; the payload is digested here, while bytes before it are written."""
+        source, stored = self.source, self.stored
+        header = RecordHeader(
+            record_class=RecordClass.BLOCK,
+            part=source.part,
+            codec=self.codec,
+            rank=source.rank,
+            namespace_id=self.namespace_id,
+            block=source.block,
+            parent=source.parent,
+            block_index=source.block_index,
+            token_count=source.token_count,
+            raw_bytes=_length(source.payload),
+            stored_bytes=len(stored),
+            written_ns=time.time_ns(),
+            digest=payload_digest(b"", stored),
+        )
+        return header.encode(), stored
+
+    def entry(self, segment: int, offset: int) -> Entry:
+        """The row that names it, its children and last use not yet filled in."""
+        source = self.source
+        return Entry(
+            namespace_id=self.namespace_id,
+            block=source.block,
+            part=source.part,
+            segment=segment,
+            offset=offset,
+            stored_bytes=len(self.stored),
+            raw_bytes=_length(source.payload),
+            last_use=0,
+            parent=source.parent,
+            block_index=source.block_index,
+            token_count=source.token_count,
+            tail_tokens=0,
+            children=0,
+            codec=self.codec,
+            rank=source.rank,
+            record_class=RecordClass.BLOCK,
+        )
 
 
 @dataclass(slots=True)
@@ -173,23 +224,7 @@ class Writer:
 
     def _encode(self, namespace_id: bytes, item: StoreObject) -> _Record:
         payload = memoryview(item.payload).cast("B")
-        codec, stored = codecs.encode(self.codec, payload)
-        header = RecordHeader(
-            record_class=RecordClass.BLOCK,
-            part=item.part,
-            codec=codec,
-            rank=item.rank,
-            namespace_id=namespace_id,
-            block=item.block,
-            parent=item.parent,
-            block_index=item.block_index,
-            token_count=item.token_count,
-            raw_bytes=len(payload),
-            stored_bytes=len(stored),
-            written_ns=time.time_ns(),
-            digest=payload_digest(b"", stored),
-        )
-        return _Record(item, header, stored)
+        return _Record(namespace_id, item, *codecs.encode(self.codec, payload))
 
     def _write(
         self, namespace: Namespace, group: list[_Record], spared: set[bytes], tally: _Tally
@@ -239,14 +274,15 @@ class Writer:
     def _append(self, namespace: Namespace, group: list[_Record], tally: _Tally) -> None:
         segment = self._appender.begin()
         need = self._need(namespace, group)
-        records = [record.pieces() for record in group]
         introduce = not self._appender.has_noted(namespace.id)
-        if introduce:
-            records.insert(0, (namespace_record(namespace, time.time_ns()),))
         try:
-            offsets = self._appender.append(records)[introduce:]
+            offsets = self._appender.write(_pieces(namespace if introduce else None, group))
+            offsets = offsets[introduce:]
+            # The device is busy meanwhile.
+            pairs = zip(group, offsets, strict=True)
+            named = [(record, record.entry(segment, offset)) for record, offset in pairs]
             end = offsets[-1] + group[-1].size
-            done = self._commit(namespace, segment, group, offsets=offsets, need=need, end=end)
+            done = self._commit(namespace, segment, named, need=need, end=end)
         except BaseException:
             self._appender.abandon()
             raise
@@ -264,9 +300,8 @@ class Writer:
         self,
         namespace: Namespace,
         segment: int,
-        group: list[_Record],
+        named: list[tuple[_Record, Entry]],
         *,
-        offsets: list[int],
         need: int,
         end: int,
     ) -> _Commit:
@@ -276,56 +311,54 @@ class Writer:
                 raise StoreIndexError(f"segment {segment} was removed while it was written")
             done = _Commit(catalog.tick())
             catalog.use_namespace(namespace, done.clock)
-            for record, offset in zip(group, offsets, strict=True):
-                _admit(catalog, record, Place(segment, offset, record.size), done)
+            naming = Naming(catalog)
+            for record, entry in named:
+                _admit(naming, record, entry, done)
+            naming.finish()
+            for place in done.dead:
+                catalog.add_freeing(place)
+            # Last, so that the device works while the rows are made: what is named is durable when
+            # the transaction is.
+            self._appender.sync()
             row.committed_end = end
-            catalog.reserve(segment, -need - index_bytes(len(group)))
+            catalog.reserve(segment, -need - index_bytes(len(named)))
             catalog.measure(segment, self._files.allocated_at(self._segments.path(segment)))
             return done
 
         return self._index.write(work)
 
 
-def _admit(catalog: Catalog, record: _Record, place: Place, done: _Commit) -> None:
+def _admit(naming: Naming, record: _Record, entry: Entry, done: _Commit) -> None:
     """Name one record, unless another process was quicker, or what it hangs on is gone."""
-    header, item = record.header, record.source
-    namespace_id = header.namespace_id
-    if catalog.has(namespace_id, item.block, item.part):
+    if naming.has(record.key):
         done.present += 1
-    elif _is_orphan(catalog, namespace_id, item, done):
+    elif _is_orphan(naming, record, done):
         done.dropped.append(record)
     else:
         done.written.append(record)
-        catalog.insert(
-            Entry(
-                namespace_id=namespace_id,
-                block=item.block,
-                part=item.part,
-                segment=place.segment,
-                offset=place.offset,
-                stored_bytes=header.stored_bytes,
-                raw_bytes=header.raw_bytes,
-                last_use=catalog.tick(),
-                parent=item.parent,
-                block_index=item.block_index,
-                token_count=item.token_count,
-                tail_tokens=header.tail_tokens,
-                children=0,
-                codec=header.codec,
-                rank=item.rank,
-                record_class=header.record_class,
-            )
-        )
+        naming.add(entry, record.key)
         return
-    catalog.add_freeing(place)
-    done.dead.append(place)
+    done.dead.append(Place(entry.segment, entry.offset, record.size))
 
 
-def _is_orphan(catalog: Catalog, namespace_id: bytes, item: StoreObject, done: _Commit) -> bool:
+def _is_orphan(naming: Naming, record: _Record, done: _Commit) -> bool:
+    item = record.source
     if item.part is Part.KV:
-        return item.block_index > 0 and not catalog.has(namespace_id, item.parent, Part.KV)
+        parent = object_key(record.namespace_id, item.parent, Part.KV)
+        return item.block_index > 0 and not naming.has(parent)
     gone = (record.source for record in done.dropped)
     return any(each.part is Part.KV and each.block == item.block for each in gone)
+
+
+def _pieces(introduced: Namespace | None, group: Sequence[_Record]) -> Iterator[tuple[Buffer, ...]]:
+    if introduced is not None:
+        yield (namespace_record(introduced, time.time_ns()),)
+    for record in group:
+        yield record.pieces()
+
+
+def _length(payload: Buffer) -> int:
+    return memoryview(payload).nbytes
 
 
 def _sizes(group: Sequence[_Record]) -> int:
@@ -348,5 +381,8 @@ def _check(item: StoreObject) -> None:
         raise ValueError(f"block hashes have {HASH_BYTES} bytes")
     if not 0 <= item.rank <= 255:
         raise ValueError("a rank lies in 0 … 255")
-    if not memoryview(item.payload).c_contiguous:
-        raise ValueError("a payload is contiguous bytes")
+    if not 0 <= item.block_index < _MAX_COUNT or not 0 <= item.token_count < _MAX_COUNT:
+        raise ValueError("a block's index and its number of tokens have 32 bits")
+    payload = memoryview(item.payload)
+    if not payload.c_contiguous or payload.nbytes > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"a payload is at most {MAX_PAYLOAD_BYTES} contiguous bytes")

@@ -40,7 +40,8 @@ def dirty(store: BlockStore, seed: int, count: int) -> None:
     writer = store._opened.writer
     wanted = objects(seed + 1, count, SIZE)
     records = [writer._encode(NAMESPACE.id, item).pieces() for item in wanted]
-    writer._appender.append(records)
+    writer._appender.write(records)
+    writer._appender.sync()
     store._opened.room.reserve(writer._appender.begin(), 1 << 20, 1, lambda _: False)
     say("appended")
     time.sleep(600)

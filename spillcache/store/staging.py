@@ -1,0 +1,138 @@
+"""Bytes on their way into a file: copied into aligned buffers, which a thread writes while the next
+one is filled, so that the device never waits for a copy or a digest.
+"""
+
+import threading
+from queue import SimpleQueue
+
+import numpy as np
+
+from spillcache.config import MIB
+from spillcache.state import Buffer
+from spillcache.store.buffers import AlignedBuffer, BufferPool
+from spillcache.store.files import Files, write_fully
+from spillcache.store.format import padded
+
+_BUFFERS = 3
+_BUFFER_BYTES = 8 * MIB
+_FIRST_BYTES = 2 * MIB
+"""The first write is short, so that the device has something to do at once."""
+
+
+class Staging:
+    """One stream of bytes to one place in one file. One user, on one thread at a time.
+
+    What fits into a buffer is written on the user's thread; more than that, on a thread that ends
+    with the stream.
+    """
+
+    def __init__(self, files: Files, fd: int, pool: BufferPool, offset: int) -> None:
+        self._files = files
+        self._fd = fd
+        self._pool = pool
+        self._at = self._start = offset
+        self._buffers = [pool.take(_BUFFER_BYTES)]
+        self._buffer = self._buffers[0]
+        self._limit = _FIRST_BYTES
+        self._filled = 0
+        self._thread: threading.Thread | None = None
+        self._todo: SimpleQueue[tuple[AlignedBuffer, int, int] | None] = SimpleQueue()
+        self._free: SimpleQueue[AlignedBuffer] = SimpleQueue()
+        self._error: BaseException | None = None
+        self._closed = False
+
+    @property
+    def offset(self) -> int:
+        """Where the next byte goes in the file."""
+        return self._at + self._filled
+
+    def add(self, piece: Buffer) -> None:
+        """Copy bytes in; ``piece`` may be changed afterwards. Raises the OSError of an earlier
+        write.
+        """
+        # NumPy copies without holding the interpreter's lock, so that decoding goes on meanwhile.
+        source = np.frombuffer(piece, dtype=np.uint8) if len(piece) else None
+        done = 0
+        while source is not None and done < len(source):
+            if self._filled == self._limit:
+                self._turn_over()
+            count = min(len(source) - done, self._limit - self._filled)
+            self._buffer.array[self._filled : self._filled + count] = source[done : done + count]
+            self._filled += count
+            done += count
+
+    def pad(self) -> None:
+        """Zeros up to the next page; a buffer is whole pages, so this never overflows it."""
+        end = padded(self._filled)
+        self._buffer.array[self._filled : end] = 0
+        self._filled = end
+
+    def _turn_over(self) -> None:
+        """Have the buffer written and go on in another."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._write, name="spillcache-write", daemon=True
+            )
+            self._thread.start()
+        self._todo.put((self._buffer, self._filled, self._at))
+        self._at += self._filled
+        self._filled = 0
+        self._limit = _BUFFER_BYTES
+        if len(self._buffers) < _BUFFERS:
+            self._buffer = self._pool.take(_BUFFER_BYTES)
+            self._buffers.append(self._buffer)
+        else:
+            self._buffer = self._free.get()
+        if self._error is not None:
+            raise self._error
+
+    def _write(self) -> None:
+        while (todo := self._todo.get()) is not None:
+            buffer, length, at = todo
+            try:
+                if self._error is None and not self._closed:
+                    write_fully(self._files, self._fd, buffer.view[:length], at)
+            except BaseException as error:  # raised on the user's thread
+                self._error = error
+            self._free.put(buffer)
+        self._sync()
+
+    def _sync(self) -> None:
+        try:
+            if self._error is None and not self._closed:
+                self._files.sync(self._fd)
+        except BaseException as error:  # raised on the user's thread
+            self._error = error
+
+    def end(self) -> None:
+        """Nothing more is added: a long stream's last bytes go their way while the user does
+        something else.
+        """
+        if self._thread is not None:
+            self._todo.put((self._buffer, self._filled, self._at))
+            self._todo.put(None)
+
+    def finish(self) -> None:
+        """Return when all bytes are on the device; after ``end``. Raises OSError: what is there is
+        then unknown.
+        """
+        if self._thread is None:
+            write_fully(self._files, self._fd, self._buffer.view[: self._filled], self._at)
+            self._files.sync(self._fd)
+        else:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        if not self._files.direct:
+            self._files.forget(self._fd, self._start, self.offset - self._start)
+
+    def close(self) -> None:
+        """Give the buffers back, when nobody uses them any more; may be called at any time, twice
+        too.
+        """
+        self._closed = True
+        if self._thread is not None:
+            self._todo.put(None)
+            self._thread.join()
+        while self._buffers:
+            self._pool.give(self._buffers.pop())
