@@ -37,6 +37,7 @@ bench: .venv/stamp-dev ## Run the benchmarks of docs/benchmarks.md (minutes)
 	$(PY) -m spillcache bench restart -m "$(MODEL)" --prompt-tokens "$(TOKENS)" --plot out/restart.png
 	$(PY) bench/memory.py -m "$(MODEL)"
 	$(PY) bench/lookup.py
+	$(PY) bench/store_io.py
 
 clean: ## Remove what was built, but not .venv
 	rm -rf out dist build .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -92,7 +92,7 @@ class SegmentHeader:
         return cls(segment, store_id, created_ns)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: thousands are made in a put
 class RecordHeader:
     """What stands before a payload. ``part``, ``codec`` and ``record_class`` may be of a later
     version.

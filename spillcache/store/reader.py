@@ -6,6 +6,7 @@ handed over in order.
 """
 
 import logging
+import struct
 import threading
 import time
 import weakref
@@ -19,10 +20,13 @@ from spillcache.config import KIB, MIB
 from spillcache.store import codec as codecs
 from spillcache.store.buffers import AlignedBuffer, BufferPool, rounded
 from spillcache.store.files import Files, read_fully
-from spillcache.store.format import FormatError, RecordHeader, padded, payload_digest
+from spillcache.store.format import RECORD_HEADER_BYTES, TOKEN_BYTES, FormatError, padded
+from spillcache.store.record import verify
 from spillcache.store.rows import Entry
 
 READ_THREADS = 4
+VERIFY_THREADS = 2
+"""Apart from those that read, so that the device always has something to do."""
 _LONGEST_READ_BYTES = 8 * MIB
 _SHORTEST_READ_BYTES = MIB
 _SLACK_BYTES = MIB
@@ -31,6 +35,8 @@ _LARGEST_GAP_BYTES = 128 * KIB
 """Reading over a gap costs less than another read."""
 _POLL_S = 0.02
 _JOIN_S = 10.0
+_WHERE = struct.Struct("<QQQQ48xI4xB")
+"""Of a row: segment, offset, stored and raw length, tail tokens, codec."""
 
 log = logging.getLogger("spillcache.store")
 
@@ -126,6 +132,8 @@ class Run:
     start: int
     end: int
     entries: list[Entry] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
+    """Where each entry's record begins, counted from ``start``, and its length."""
     decoded_bytes: int = 0
     items: deque[Payload | Failure] | None = None
     """None until it is loaded."""
@@ -136,66 +144,48 @@ class Run:
         decoded = rounded(self.decoded_bytes) if self.decoded_bytes else 0
         return rounded(self.end - self.start) + decoded
 
-    def takes(self, entry: Entry, longest_bytes: int) -> bool:
-        """Whether ``entry`` is read along."""
-        end = entry.offset + entry.record_bytes
-        return (
-            entry.segment == self.segment
-            and self.end <= entry.offset <= self.end + _LARGEST_GAP_BYTES
-            and end - self.start <= longest_bytes + _SLACK_BYTES
-            and self.end - self.start < longest_bytes
-        )
 
-    def add(self, entry: Entry) -> None:
-        """Read ``entry`` along."""
-        self.entries.append(entry)
-        self.end = entry.offset + entry.record_bytes
-        if entry.codec != codecs.CodecId.RAW:
-            self.decoded_bytes += entry.raw_bytes
+@dataclass(slots=True)
+class _Fetched:
+    """A run whose bytes were read and not yet verified."""
+
+    number: int
+    lease: _Lease
+    buffer: AlignedBuffer
+    count: int
+    """How many bytes came."""
 
 
 def plan_runs(entries: Sequence[Entry]) -> list[Run]:
-    """The reads that get ``entries``, in order; the first is short, so that its objects are there
-    soon.
+    """The reads that get ``entries``, in order; the first are short, so that their objects are
+    there soon.
     """
-    total = sum(entry.record_bytes for entry in entries)
-    share = total // (4 * READ_THREADS)
+    where = [_WHERE.unpack_from(entry.value) for entry in entries]
+    share = sum(stored_bytes for _, _, stored_bytes, *_ in where) // (4 * READ_THREADS)
     usual = min(max(share, _SHORTEST_READ_BYTES), _LONGEST_READ_BYTES)
+    longest = _SHORTEST_READ_BYTES
     runs: list[Run] = []
-    for entry in entries:
-        longest = usual if len(runs) > 1 else _SHORTEST_READ_BYTES
-        if not runs or not runs[-1].takes(entry, longest):
-            runs.append(Run(entry.segment, entry.offset, entry.offset))
-        runs[-1].add(entry)
-    return runs
-
-
-def verify(record: memoryview, entry: Entry) -> memoryview:
-    """The stored payload in a record's bytes, if it is what the index says it is; raises
-    FormatError.
-    """
-    header = RecordHeader.parse(record)
-    if (header.namespace_id, header.block, header.parent) != (
-        entry.namespace_id,
-        entry.block,
-        entry.parent,
+    run = Run(-1, 0, 0)
+    for entry, (segment, offset, stored_bytes, raw_bytes, tail_tokens, codec) in zip(
+        entries, where, strict=True
     ):
-        raise FormatError("the record is another object's")
-    found = (header.part, header.record_class, header.codec, header.block_index, header.token_count)
-    known = (entry.part, entry.record_class, entry.codec, entry.block_index, entry.token_count)
-    if found != known:
-        raise FormatError("the record's fields are not those in the index")
-    lengths = (header.raw_bytes, header.stored_bytes, header.tail_tokens)
-    if lengths != (entry.raw_bytes, entry.stored_bytes, entry.tail_tokens):
-        raise FormatError("the record's lengths are not those in the index")
-    start = header.payload_offset
-    if len(record) < start + header.stored_bytes:
-        raise FormatError("the segment ends within the record")
-    stored = record[start : start + header.stored_bytes]
-    tail = record[start - 4 * header.tail_tokens : start]
-    if payload_digest(tail, stored) != header.digest:
-        raise FormatError("the payload's digest is wrong")
-    return stored
+        length = padded(RECORD_HEADER_BYTES + TOKEN_BYTES * tail_tokens + stored_bytes)
+        end = offset + length
+        if (
+            segment != run.segment
+            or not run.end <= offset <= run.end + _LARGEST_GAP_BYTES
+            or end - run.start > longest + _SLACK_BYTES
+            or run.end - run.start >= longest
+        ):
+            longest = usual if len(runs) > 1 else _SHORTEST_READ_BYTES
+            run = Run(segment, offset, offset)
+            runs.append(run)
+        run.entries.append(entry)
+        run.places.append((offset - run.start, length))
+        run.end = end
+        if codec:
+            run.decoded_bytes += raw_bytes
+    return runs
 
 
 class ReadAhead:
@@ -229,9 +219,16 @@ class ReadAhead:
         self._closed = False
         self._fd_lock = threading.Lock()
         self._fds: dict[int, int] = {}
+        self._fetched: list[_Fetched] = []
+        self._reading = min(READ_THREADS, len(self._runs))
+        """Threads that may still fetch something."""
         self._threads = [
-            threading.Thread(target=self._work, name=f"spillcache-read-{n}", daemon=True)
-            for n in range(min(READ_THREADS, len(self._runs)))
+            threading.Thread(target=work, name=f"spillcache-{name}-{n}", daemon=True)
+            for work, name, most in (
+                (self._read, "read", READ_THREADS),
+                (self._verify, "verify", VERIFY_THREADS),
+            )
+            for n in range(min(most, len(self._runs)))
         ]
 
     def __iter__(self) -> Iterator[Payload | Failure]:
@@ -272,6 +269,8 @@ class ReadAhead:
                 thread.join(max(0.0, deadline - time.monotonic()))
                 if thread.is_alive():
                     log.error("%s hangs in a read of %s", thread.name, self._path_of(0).parent)
+        while self._fetched:
+            self._fetched.pop().lease.drop()
         for run in self._runs:
             for item in run.items or ():
                 if isinstance(item, Payload):
@@ -281,35 +280,60 @@ class ReadAhead:
             while self._fds:
                 self._files.close(self._fds.popitem()[1])
 
-    def _work(self) -> None:
-        while (run := self._take_run()) is not None:
+    def _read(self) -> None:
+        while (number := self._take_run()) is not None:
+            run = self._runs[number]
             lease = _Lease(self._pool, lambda size=run.memory_bytes: self._freed(size))  # type: ignore[misc]
             try:
-                items = self._load(run, lease)
-            except FileNotFoundError as error:
-                items = [Failure(entry, "missing", str(error)) for entry in run.entries]
-            except OSError as error:
-                items = [Failure(entry, "io", str(error), error) for entry in run.entries]
+                buffer, count = self._fetch(run, lease)
             except (
                 BaseException
             ) as error:  # a thread must not die unnoticed: the consumer raises it
-                items = [Failure(entry, "internal", repr(error), error) for entry in run.entries]
-            lease.drop()
+                self._done(run, lease, _failures(run, error))
+                continue
             with self._changed:
-                run.items = deque(items)
+                self._fetched.append(_Fetched(number, lease, buffer, count))
                 self._changed.notify_all()
+        with self._changed:
+            self._reading -= 1
+            self._changed.notify_all()
 
-    def _take_run(self) -> Run | None:
+    def _take_run(self) -> int | None:
         with self._changed:
             while not self._closed and self._next < len(self._runs):
-                run = self._runs[self._next]
-                within = self._in_use + run.memory_bytes <= self._memory_bytes
+                needed = self._runs[self._next].memory_bytes
+                within = self._in_use + needed <= self._memory_bytes
                 if within or self._next <= self._wanted:
                     self._next += 1
-                    self._in_use += run.memory_bytes
-                    return run
+                    self._in_use += needed
+                    return self._next - 1
                 self._changed.wait()
         return None
+
+    def _verify(self) -> None:
+        while (fetched := self._take_fetched()) is not None:
+            run, lease = self._runs[fetched.number], fetched.lease
+            try:
+                items = _verified(run, lease, fetched.buffer, fetched.count)
+            except BaseException as error:  # as above
+                items = _failures(run, error)
+            self._done(run, lease, items)
+
+    def _take_fetched(self) -> _Fetched | None:
+        with self._changed:
+            while not self._closed and (self._fetched or self._reading):
+                if self._fetched:
+                    first = min(self._fetched, key=lambda each: each.number)
+                    self._fetched.remove(first)
+                    return first
+                self._changed.wait()
+        return None
+
+    def _done(self, run: Run, lease: _Lease, items: list[Payload | Failure]) -> None:
+        lease.drop()
+        with self._changed:
+            run.items = deque(items)
+            self._changed.notify_all()
 
     def _freed(self, size_bytes: int) -> None:
         with self._changed:
@@ -322,27 +346,54 @@ class ReadAhead:
                 self._fds[segment] = self._files.open(self._path_of(segment))
             return self._fds[segment]
 
-    def _load(self, run: Run, lease: _Lease) -> list[Payload | Failure]:
+    def _fetch(self, run: Run, lease: _Lease) -> tuple[AlignedBuffer, int]:
+        """Read a run's bytes: where they are, and how many came."""
         fd = self._fd(run.segment)
         # Never allocate for more than is there, whatever the index says.
-        length = min(run.end, padded(self._files.size(fd))) - run.start
-        buffer = lease.take(max(length, 0))
-        count = read_fully(self._files, fd, buffer.view[: max(length, 0)], run.start)
-        decoded = lease.take(run.decoded_bytes) if run.decoded_bytes else None
-        items: list[Payload | Failure] = []
-        used = 0
-        for entry in run.entries:
-            start = entry.offset - run.start
-            record = buffer.view[start : max(start, min(start + entry.record_bytes, count))]
-            try:
-                stored = verify(record, entry)
-                if entry.codec == codecs.CodecId.RAW or decoded is None:
-                    items.append(Payload(entry, lease, buffer, start + entry.payload_offset))
-                else:
-                    target = decoded.view[used : used + entry.raw_bytes]
-                    codecs.decode_into(entry.codec, stored, target)
-                    items.append(Payload(entry, lease, decoded, used))
-                    used += entry.raw_bytes
-            except (FormatError, codecs.CodecError) as error:
-                items.append(Failure(entry, "corrupt", str(error), record=bytes(record)))
-        return items
+        length = max(min(run.end, padded(self._files.size(fd))) - run.start, 0)
+        buffer = lease.take(length)
+        return buffer, read_fully(self._files, fd, buffer.view[:length], run.start)
+
+
+def _verified(
+    run: Run, lease: _Lease, buffer: AlignedBuffer, count: int
+) -> list[Payload | Failure]:
+    """What is to be handed over for a run's bytes, of which ``count`` came."""
+    decoded: _Decoded | None = None
+    items: list[Payload | Failure] = []
+    for entry, (start, length) in zip(run.entries, run.places, strict=True):
+        record = buffer.view[start : max(start, min(start + length, count))]
+        try:
+            stored = verify(record, entry)
+            if entry.codec == codecs.CodecId.RAW:
+                items.append(Payload(entry, lease, buffer, start + entry.payload_offset))
+            else:
+                decoded = decoded or _Decoded(run, lease)
+                items.append(decoded.payload(entry, stored))
+        except (FormatError, codecs.CodecError) as error:
+            items.append(Failure(entry, "corrupt", str(error), record=bytes(record)))
+    return items
+
+
+class _Decoded:
+    """The payloads of a run that are not stored as they are, one after the other."""
+
+    def __init__(self, run: Run, lease: _Lease) -> None:
+        self._lease = lease
+        self._buffer = lease.take(run.decoded_bytes)
+        self._used = 0
+
+    def payload(self, entry: Entry, stored: memoryview) -> Payload:
+        """Decode one; raises CodecError."""
+        start = self._used
+        codecs.decode_into(entry.codec, stored, self._buffer.view[start : start + entry.raw_bytes])
+        self._used += entry.raw_bytes
+        return Payload(entry, self._lease, self._buffer, start)
+
+
+def _failures(run: Run, error: BaseException) -> list[Payload | Failure]:
+    if isinstance(error, FileNotFoundError):
+        return [Failure(entry, "missing", str(error)) for entry in run.entries]
+    if isinstance(error, OSError):
+        return [Failure(entry, "io", str(error), error) for entry in run.entries]
+    return [Failure(entry, "internal", repr(error), error) for entry in run.entries]

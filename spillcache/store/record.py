@@ -1,0 +1,77 @@
+"""Whether the bytes of a record are those of the object that the index names there. Any thread."""
+
+from blake3 import blake3
+
+from spillcache.store.format import (
+    DIGEST_BYTES,
+    RECORD_HEADER_BYTES,
+    RECORD_MAGIC,
+    FormatError,
+    RecordHeader,
+    payload_digest,
+)
+from spillcache.store.rows import Entry
+
+_CHECKED = RECORD_HEADER_BYTES - 16
+_DIGEST = 120
+
+
+def verify(record: memoryview, entry: Entry) -> memoryview:
+    """The stored payload in a record's bytes, if it is what the index says it is; raises
+    FormatError.
+
+    Thousands are verified while a prompt waits: what is whole passes by comparing bytes, and only
+    what isn't is taken apart to say what is wrong with it.
+    """
+    head = bytes(record[:RECORD_HEADER_BYTES])
+    if _is_header_of(head, entry):
+        start = entry.payload_offset
+        end = start + entry.stored_bytes
+        if len(record) >= end:
+            # A tail's tokens and the payload, which are neighbours.
+            digest = blake3(record[RECORD_HEADER_BYTES:end]).digest()
+            if digest == head[_DIGEST : _DIGEST + DIGEST_BYTES]:
+                return record[start:end]
+    return _take_apart(record, entry)
+
+
+def _is_header_of(head: bytes, entry: Entry) -> bool:
+    namespace_id, block, part, row = entry
+    return (
+        len(head) == RECORD_HEADER_BYTES
+        and head[:8] == RECORD_MAGIC
+        and (head[8], head[9], head[10]) == (row[90], part, row[88])
+        and head[12:16] == row[80:84]
+        and head[16:24] == namespace_id
+        and head[24:56] == block
+        and head[56:96] == row[40:80]
+        and head[96:104] == row[24:32]
+        and head[104:112] == row[16:24]
+        and (row[88] != 0 or row[24:32] == row[16:24])
+        and blake3(head[:_CHECKED]).digest(length=16) == head[_CHECKED:]
+    )
+
+
+def _take_apart(record: memoryview, entry: Entry) -> memoryview:
+    header = RecordHeader.parse(record)
+    if (header.namespace_id, header.block, header.parent) != (
+        entry.namespace_id,
+        entry.block,
+        entry.parent,
+    ):
+        raise FormatError("the record is another object's")
+    found = (header.part, header.record_class, header.codec, header.block_index, header.token_count)
+    known = (entry.part, entry.record_class, entry.codec, entry.block_index, entry.token_count)
+    if found != known:
+        raise FormatError("the record's fields are not those in the index")
+    lengths = (header.raw_bytes, header.stored_bytes, header.tail_tokens)
+    if lengths != (entry.raw_bytes, entry.stored_bytes, entry.tail_tokens):
+        raise FormatError("the record's lengths are not those in the index")
+    start = header.payload_offset
+    if len(record) < start + header.stored_bytes:
+        raise FormatError("the segment ends within the record")
+    stored = record[start : start + header.stored_bytes]
+    tail = record[start - 4 * header.tail_tokens : start]
+    if payload_digest(tail, stored) != header.digest:
+        raise FormatError("the payload's digest is wrong")
+    return stored
