@@ -124,6 +124,18 @@ def progress_bar(what: str, unit: str = "bytes") -> Iterator[Tell]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+@contextmanager
+def spinner(what: str) -> Iterator[None]:
+    """Something that moves on stderr, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console  # noqa: PLC0415 — only for people
+
+    with Console(stderr=True).status(what):
+        yield
+
+
 def print_json(report: dict[str, Any]) -> None:
     """One line."""
     print(json.dumps(report))

@@ -11,12 +11,14 @@ import typer
 
 from spillcache import __version__
 from spillcache.cli.bench_restart import bench_restart
+from spillcache.cli.doctor_command import doctor
 from spillcache.cli.gc_command import gc
 from spillcache.cli.invalidate_command import invalidate
 from spillcache.cli.ls_command import ls
 from spillcache.cli.purge_command import purge
 from spillcache.cli.serve_command import serve
 from spillcache.cli.status_command import status
+from spillcache.cli.verify_command import repair, verify
 from spillcache.errors import ConfigError, SpillcacheError
 
 DEBUG_VARIABLE = "SPILLCACHE_DEBUG"
@@ -40,6 +42,9 @@ app.add_typer(bench_app, name="bench")
 app.command("serve")(serve)
 app.command("ls")(ls)
 app.command("status")(status)
+app.command("doctor")(doctor)
+app.command("verify")(verify)
+app.command("repair")(repair)
 app.command("gc")(gc)
 app.command("purge")(purge)
 app.command("invalidate")(invalidate)

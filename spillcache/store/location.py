@@ -6,6 +6,7 @@ never deleted.
 """
 
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -13,6 +14,8 @@ import secrets
 import shutil
 import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +102,46 @@ def open_location(path: Path, quota_bytes: int | None, mounts: Path = _MOUNTS) -
         return _with_quota(location, quota_bytes)
     except OSError as error:
         raise _location_error(path, error) from error
+
+
+def examine(path: Path, mounts: Path = _MOUNTS) -> Location | None:
+    """What ``open_location`` would find, without changing anything: the store in ``path``; None if
+    one can be made there. Raises StoreLocationError, StoreFormatError and StoreIOError.
+    """
+    path = path.expanduser().absolute()
+    try:
+        _check_filesystem(path, mounts)
+        above = existing(path)
+        if above != path and os.access(above, os.W_OK | os.X_OK):
+            return None
+        if above != path:
+            raise StoreLocationError(f"{path} can't be made, for {above} can't be written to")
+        _check_directory(path)
+        return _read_settings(path)
+    except OSError as error:
+        raise _location_error(path, error) from error
+
+
+def existing(path: Path) -> Path:
+    """The path itself, or the nearest directory above it that exists."""
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
+@contextmanager
+def alone_with(path: Path) -> Iterator[bool]:
+    """Whether nobody has the store in ``path`` open; if so, nobody gets in meanwhile. Raises
+    OSError.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(fd)
 
 
 def read_location(path: Path) -> Location:

@@ -4,8 +4,6 @@ While somebody uses the store it is emptied; otherwise all its files go, and wha
 into the directory stays.
 """
 
-import fcntl
-import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ from spillcache.store.location import (
     SEGMENTS,
     SETTINGS,
     TEMPORARY,
+    alone_with,
     read_location,
 )
 from spillcache.store.opened import OpenStore
@@ -114,14 +113,8 @@ def remove(path: Path) -> Purged | None:
     """
     location = read_location(path)
     try:
-        fd = os.open(location.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return _remove(location.path)
-        except BlockingIOError:
-            return None
-        finally:
-            os.close(fd)
+        with alone_with(location.path) as alone:
+            return _remove(location.path) if alone else None
     except OSError as error:
         raise store_error(error, f"{location.path} was purged") from error
 

@@ -13,7 +13,7 @@ from spillcache.cli import care
 from spillcache.errors import ConfigError
 from spillcache.store.block_store import BlockStore
 
-ALL = ["ls", "status", "gc", "purge", "invalidate"]
+ALL = ["ls", "status", "gc", "purge", "invalidate", "verify", "repair", "doctor"]
 
 
 @pytest.fixture
@@ -118,6 +118,11 @@ def test_a_bar_is_for_terminals_only(
         out, err = capsys.readouterr()
         assert out == ""
         assert "looking" in err
+    with care.spinner("waiting"):
+        pass
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "waiting" in err
 
 
 def test_who_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:

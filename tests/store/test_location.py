@@ -12,7 +12,15 @@ from spillcache.config import GIB, MIB
 from spillcache.errors import ConfigError, StoreFormatError, StoreIOError, StoreLocationError
 from spillcache.store import location as module
 from spillcache.store.block_store import BlockStore
-from spillcache.store.location import filesystem_type, open_location, read_location
+from spillcache.store.location import (
+    alone_with,
+    examine,
+    existing,
+    filesystem_type,
+    is_stale_temporary,
+    open_location,
+    read_location,
+)
 
 MOUNTS = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -222,3 +230,57 @@ def test_a_network_filesystem_is_refused(tmp_path, kind):
         open_location(tmp_path / "net" / "cache", None, mounts=mounts)
     assert not (tmp_path / "net").exists()
     open_location(tmp_path / "local", None, mounts=mounts)
+    with pytest.raises(StoreLocationError, match="network filesystem"):
+        examine(tmp_path / "net" / "cache", mounts=mounts)
+
+
+def test_examining_finds_what_opening_would_and_changes_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "a" / "cache"
+    assert examine(path) is None
+    assert list(tmp_path.iterdir()) == []
+    made = open_location(path, GIB)
+    before = [(p, p.stat().st_mtime_ns) for p in sorted(path.rglob("*"))]
+    assert examine(path) == made
+    assert [(p, p.stat().st_mtime_ns) for p in sorted(path.rglob("*"))] == before
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert examine(empty) is None
+    (empty / "letter.txt").write_text("mine")
+    with pytest.raises(StoreFormatError):
+        examine(empty)
+    with pytest.raises(StoreLocationError, match="not a directory"):
+        examine(empty / "letter.txt")
+    with pytest.raises(StoreLocationError):
+        examine(empty / "letter.txt" / "cache")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(StoreLocationError, match="can't be made"):
+        examine(tmp_path / "b" / "cache")
+
+
+def test_the_nearest_directory_that_exists(tmp_path):
+    assert existing(tmp_path) == tmp_path
+    assert existing(tmp_path / "a" / "b" / "c") == tmp_path
+
+
+def test_alone_or_not(tmp_path):
+    with BlockStore.open(config(tmp_path)), alone_with(tmp_path) as alone:
+        assert not alone
+    with alone_with(tmp_path) as alone:
+        assert alone
+        with alone_with(tmp_path) as second:
+            assert not second
+    with alone_with(tmp_path) as alone:
+        assert alone
+
+
+def test_only_old_temporary_files_are_left_behind(tmp_path):
+    for name, age_s, stale in (
+        (".spillcache-1", 7200, True),
+        (".spillcache-2", 60, False),
+        ("letter", 7200, False),
+    ):
+        path = tmp_path / name
+        path.write_text("x")
+        os.utime(path, (path.stat().st_mtime - age_s,) * 2)
+        assert is_stale_temporary(path) == stale
+    assert not is_stale_temporary(tmp_path / ".spillcache-gone")
