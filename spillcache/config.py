@@ -9,7 +9,7 @@ from spillcache.errors import ConfigError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-Codec = Literal["raw", "zstd"]
+Codec = Literal["auto", "raw", "zstd", "byteplane"]
 KVType = Literal["f16", "bf16", "q8_0", "f32"]
 FlashAttention = Literal["auto", "on", "off"]
 
@@ -62,7 +62,10 @@ class StoreConfig:
     min_free_bytes: int = 4 * GIB
     max_age_s: float | None = None
     """``--cache-max-age``: what was not used for longer is evicted; None: age is no reason."""
-    codec: Codec = "raw"
+    codec: Codec = "auto"
+    """How new objects are stored; auto: as measured, per namespace and part."""
+    key_file: Path | None = None
+    """``--cache-disk-key-file``: the key that new payloads are encrypted with."""
     direct_io: bool = True
     """Bypass the page cache on reads where the filesystem allows it."""
 
@@ -112,7 +115,7 @@ class ServeConfig:
     api_key: str | None = None
     alias: str | None = None
     queue_limit: int = 256
-    body_limit_bytes: int = 64 * MIB
+    body_limit_bytes: int = 16 * MIB
     drain_s: float = 5.0
     """How long running answers may go on after SIGTERM before they are cut."""
 

@@ -1,6 +1,5 @@
 """What is not an answer: health, metrics, properties, tokens. The paths are llama-server's."""
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,6 +13,7 @@ from spillcache.serve.http_errors import RETRY_AFTER_S, error_object
 from spillcache.serve.openai_routes import check_token_ids, model_name
 from spillcache.serve.request_body import read_body
 from spillcache.serve.schema import DetokenizeBody, TokenizeBody
+from spillcache.serve.text_thread import in_text_thread
 
 _BUILD_INFO = f"spillcache {__version__}"
 
@@ -42,14 +42,15 @@ def meta_router(service: Door) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         engine = service.engine
         body = await read_body(request, TokenizeBody)
-        return JSONResponse({"tokens": await asyncio.to_thread(_tokenize, engine, body)})
+        return JSONResponse({"tokens": await in_text_thread(lambda: _tokenize(engine, body))})
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         engine = service.engine
         body = await read_body(request, DetokenizeBody)
         check_token_ids(engine, body.tokens, "tokens")
-        return JSONResponse({"content": await asyncio.to_thread(engine.detokenize, body.tokens)})
+        text = await in_text_thread(lambda: engine.detokenize(body.tokens))
+        return JSONResponse({"content": text})
 
     return router
 

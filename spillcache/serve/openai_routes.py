@@ -1,6 +1,5 @@
 """POST /v1/chat/completions, POST /v1/completions, GET /v1/models, with and without ``/v1``."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ from fastapi.responses import JSONResponse, Response
 
 from spillcache.config import Settings
 from spillcache.engine.base import Engine
-from spillcache.errors import NotReady, RequestError
+from spillcache.errors import NotReady, PromptTooLong, RequestError
 from spillcache.serve.answer_events import AnswerEvents
 from spillcache.serve.answer_format import AnswerFormat, ChatFormat, CompletionFormat
 from spillcache.serve.door import Door
@@ -18,6 +17,10 @@ from spillcache.serve.http_errors import error_object
 from spillcache.serve.job import DoneEvent, ErrorEvent, Event
 from spillcache.serve.request_body import read_body
 from spillcache.serve.schema import ChatBody, CompletionBody, GenerationBody
+from spillcache.serve.text_thread import in_text_thread
+
+_TOKEN_BYTES_MAX = 256
+"""No vocabulary has longer tokens, but for runs of white space in some."""
 
 
 def model_name(settings: Settings) -> str:
@@ -72,6 +75,7 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
 def chat_tokens(engine: Engine, body: ChatBody) -> list[int]:
     """The prompt's token ids; may take long: not on the event loop. Raises RequestError."""
     text = engine.chat_prompt(body.plain_messages())
+    _check_length(engine, text, "messages")
     # Most templates write BOS themselves; a second one would make another, worse prompt.
     bos = engine.info.bos_token
     special = not (bos and text.startswith(bos))
@@ -85,9 +89,23 @@ def prompt_tokens(engine: Engine, body: CompletionBody) -> list[int]:
     """The prompt's token ids, as ``chat_tokens``; ids that the client sent stay as they are."""
     prompt = body.one_prompt()
     if isinstance(prompt, str):
+        _check_length(engine, prompt, "prompt")
         return engine.tokenize(prompt, add_special=True, parse_special=True)
     check_token_ids(engine, prompt, "prompt")
     return prompt
+
+
+def _check_length(engine: Engine, text: str, param: str) -> None:
+    """Raise PromptTooLong for text that no tokeniser could fit into the context: tokenising it
+    would take minutes only to be refused.
+    """
+    most = engine.limits.context_tokens * _TOKEN_BYTES_MAX
+    if len(text) > most:
+        raise PromptTooLong(
+            f"{param}: the text has {len(text)} characters and the context holds "
+            f"{engine.limits.context_tokens} tokens; shorten it",
+            param,
+        )
 
 
 def check_token_ids(engine: Engine, tokens: list[int], param: str) -> None:
@@ -108,7 +126,7 @@ async def _answer(
     body.check_offered()
     events = AnswerEvents(request.receive)
     try:
-        tokens = await asyncio.to_thread(tokenize)
+        tokens = await in_text_thread(tokenize)
         events.submit(service, body.to_request(tokens))
         batch = await events.next_events()
         if isinstance(batch[0], ErrorEvent):

@@ -505,3 +505,35 @@ def test_nothing_is_due_by_itself(store: WatchedStore, open_cache: OpenCache) ->
     time.sleep(0.2)
     assert not store.puts
     assert cache.chain(NS, chain(1).tokens).hashes == chain(1).hashes
+
+
+def test_a_chain_whose_beginning_the_disk_evicted_is_written_again(
+    store: WatchedStore, open_cache: OpenCache
+) -> None:
+    """RAM thought it saved; the store drops what hangs on nothing."""
+    cache, c = open_cache(store), chain(6)
+    for block in range(4):
+        cache.offer(c, block, state_of(c, block))
+    cache.flush()
+    assert found(store, c) == 4
+    store.purge()
+    for block in range(4, 6):
+        cache.offer(c, block, state_of(c, block))
+    cache.flush()
+    assert found(store, c) == 6
+    assert cache.status()["unsaved_blocks"] == 0
+
+
+def test_where_ram_lacks_the_beginning_too_the_rest_is_given_up(
+    store: WatchedStore, open_cache: OpenCache
+) -> None:
+    cache, c = open_cache(store), chain(6)
+    for block in range(3, 6):
+        cache.offer(c, block, state_of(c, block))
+    cache.flush()
+    assert found(store, c) == 0
+    assert cache.status()["unsaved_blocks"] == 0, "not tried again and again"
+
+
+def found(store: WatchedStore, c: Chain) -> int:
+    return sum(bool(parts) for parts in store.find(c.namespace.id, c.hashes, (Part.KV,)))
