@@ -11,7 +11,8 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 from jinja2.exceptions import SecurityError, UndefinedError
 
-from spillcache.engine.template_sandbox import Budget, TemplateRefusal, TemplateSandbox
+from spillcache.engine.template_budget import Budget
+from spillcache.engine.template_sandbox import TemplateRefusal, TemplateSandbox
 from spillcache.errors import ConfigError, ModelLoadError, RequestError, Unsupported
 
 CHATML = (
@@ -65,6 +66,7 @@ _SOURCE_CHARACTERS_MAX = 1 << 20
 _RENDER_STEPS = 2_000_000
 _RENDER_S = 10.0
 _RENDER_CHARACTERS_MIN = 1 << 20
+_RENDER_MEMORY_MIN = 1 << 28
 _REASON_CHARACTERS_MAX = 300
 
 _SANDBOX = TemplateSandbox()
@@ -89,9 +91,11 @@ class ChatTemplate:
                 f"the chat template has an error in line {error.lineno}: {error.message}; "
                 "give another with --chat-template"
             ) from error
-        except (RecursionError, SyntaxError, MemoryError) as error:
+        except Exception as error:
+            # Anything: nesting that no parser takes, numbers that Python does not read.
             raise ModelLoadError(
-                "the chat template is nested too deeply; give another with --chat-template"
+                f"the chat template can't be compiled ({type(error).__name__}); "
+                "give another with --chat-template"
             ) from error
 
     def render(
@@ -103,7 +107,6 @@ class ChatTemplate:
         Raises RequestError when a message or the template itself says no, Unsupported for media.
         """
         plain = [plain_message(message, index) for index, message in enumerate(messages)]
-        size = sum(len(str(message)) for message in plain)
         variables = {
             "messages": plain,
             "add_generation_prompt": add_generation_prompt,
@@ -111,10 +114,14 @@ class ChatTemplate:
             "documents": None,
             **self._tokens,
         }
-        budget = Budget(
-            steps=_RENDER_STEPS, seconds=_RENDER_S, characters=_RENDER_CHARACTERS_MIN + 4 * size
-        )
         try:
+            characters = _RENDER_CHARACTERS_MIN + 4 * sum(len(str(message)) for message in plain)
+            budget = Budget(
+                steps=_RENDER_STEPS,
+                seconds=_RENDER_S,
+                characters=characters,
+                memory=_RENDER_MEMORY_MIN + 32 * characters,
+            )
             return self._render(variables, budget)
         except Exception as error:
             # Anything: the template is somebody else's program, and these are its faults.
@@ -158,7 +165,8 @@ def plain_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     plain["role"] = "system" if role == "developer" else role
     plain["content"] = _plain_content(message.get("content"), f"messages[{index}].content")
     if isinstance(calls := plain.get("tool_calls"), list):
-        plain["tool_calls"] = [_decoded_call(call) for call in calls]
+        param = f"messages[{index}].tool_calls"
+        plain["tool_calls"] = [_decoded_call(call, param) for call in calls]
     return plain
 
 
@@ -184,7 +192,7 @@ def _part_text(part: Any, param: str) -> str:
     raise RequestError(f"{param} must be an object with a type", param)
 
 
-def _decoded_call(call: Any) -> Any:
+def _decoded_call(call: Any, param: str) -> Any:
     """OpenAI sends a call's arguments as JSON text; templates expect the object."""
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         return call
@@ -193,6 +201,8 @@ def _decoded_call(call: Any) -> Any:
         return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
     except (KeyError, TypeError, ValueError):
         return call
+    except RecursionError as error:
+        raise RequestError(f"{param}: the arguments are nested too deeply", param) from error
 
 
 def _refusal(error: Exception) -> str:

@@ -1,88 +1,74 @@
 """A Jinja sandbox whose templates also have a bounded cost: they come from files nobody vetted.
 
-Jinja's sandbox keeps a template from reaching Python. It does not keep it from looping for hours or
-from building a string that fills the memory. So each render has a ``Budget``: steps (loop rounds,
-calls), seconds, and characters in any one text. Loops and concatenations are rewritten to pass
-through it; operators, methods and filters that make much out of little are measured before they
-run, or are not offered (``ljust``, ``|center``, ``|batch``: their result is as long as they say).
+Jinja's sandbox keeps a template from reaching Python. It does not keep it from looping for hours,
+from filling the memory, or from staying in one C function for minutes, where no clock can reach it.
+So each render has a ``Budget``, and every value that a template makes is admitted by it: written
+out, it is no longer than the largest text, and it is not nested deeply. Then whatever C does with
+such values (compare, hash, sort, print) takes time in proportion to that length, and between two
+such steps the clock is looked at. What is left over is not offered: ``|center``, ``str.format``,
+``%`` on text and their like, keys of a dict that are not text.
 """
 
+import functools
 import json
 import re
-import time
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import nodes, pass_context
+from jinja2 import Environment, nodes, pass_context, pass_environment
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
+from jinja2.filters import do_sort
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
 
-_BUDGET = "__budget__"
+from spillcache.engine.template_budget import BUDGET, ITEM_BYTES, Budget, checked_bits
+from spillcache.engine.template_rewrite import metered
 
-_PLAIN_FILTERS = (
-    *("abs", "attr", "count", "d", "default", "dictsort", "first", "groupby", "items", "last"),
-    *("length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "safe", "select"),
-    *("selectattr", "sort", "unique"),
+_FILTERS = (
+    *("abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first"),
+    *("float", "int", "items", "last", "length", "list", "lower", "max", "min", "reverse", "safe"),
+    *("string", "title", "upper"),
 )
-_TEXT_FILTERS = (
-    *("capitalize", "e", "escape", "float", "int", "lower", "string", "striptags", "title"),
-    *("trim", "upper"),
-)
-"""These turn what they are given into text first: it is measured before."""
+_LAZY_FILTERS = ("map", "reject", "rejectattr", "select", "selectattr", "unique")
+"""These may go through many items before they yield one."""
 
-_PADDING = frozenset({"center", "expandtabs", "ljust", "rjust", "to_bytes", "translate", "zfill"})
-_WIDE_FIELD = re.compile(r"%[^a-zA-Z%]*(?:\d{4}|\*)|\{[^{}]*:[^{}]*(?:\d{4}|\{)")
-_WIDEST_INDENT = 64
-_LARGEST_INT_BITS = 4096
-_METHODS = (types.BuiltinMethodType, types.MethodType)
-_FORMAT_CHARACTERS = 1 << 24
-_SCALAR_CHARACTERS = 32
+_METHODS = frozenset(
+    (
+        *("capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha"),
+        *("isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric"),
+        *("isprintable", "isspace", "istitle", "isupper", "join", "lower", "lstrip", "partition"),
+        *("removeprefix", "removesuffix", "replace", "rfind", "rindex", "rpartition", "rsplit"),
+        *("rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper"),
+        *("copy", "get", "items", "keys", "values"),
+        *("changed", "cycle"),
+    )
+)
+"""Of texts, of collections, and of ``loop``."""
+
+_SCANS = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"})
+"""Their time is the product of both lengths."""
+
+_SCAN_MAX = 1 << 30
+_INDENT_MAX = 64
+_TIME_FORMAT_MAX = 100
+_TIME_FORMAT = re.compile(r"(?:[^%]|%[-_^#:]?[a-zA-Z%])*")
+_NAMESPACE_BYTES = 1024
+_METHOD_TYPES = (types.BuiltinMethodType, types.MethodType)
 
 
 class TemplateRefusal(Exception):
     """The template called ``raise_exception``: it does not know these messages."""
 
 
-class Budget:
-    """What one render may cost. Raises SecurityError when it is used up; for one thread."""
-
-    def __init__(self, *, steps: int, seconds: float, characters: int) -> None:
-        self.characters = characters
-        """The most characters in one text, and items in one list."""
-        self._steps = steps
-        self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
-
-    def spend(self, steps: int = 1) -> None:
-        """Count ``steps`` and look at the clock."""
-        self._steps -= steps
-        if self._steps < 0:
-            raise SecurityError("it takes too many steps")
-        if time.monotonic() > self._deadline:
-            raise SecurityError(f"it takes longer than {self._seconds:g} s")
-
-    def check_size(self, size: int) -> None:
-        """Refuse a text of ``size`` characters (or a list of as many items)."""
-        if size > self.characters:
-            raise SecurityError("it makes too much text")
-
-    def text(self, value: Any) -> str:
-        """``str(value)``, measured first."""
-        _weigh(value, self.characters)
-        return str(value)
-
-
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """The environment of chat templates, set up as the transformers library does. Any thread."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self) -> None:
         super().__init__(
@@ -94,20 +80,17 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             optimized=False,
             extensions=["jinja2.ext.loopcontrols", _GenerationBlock],
         )
-        own = self.filters
-        self.filters = {name: own[name] for name in _PLAIN_FILTERS}
-        self.filters |= {name: _measured(own[name]) for name in _TEXT_FILTERS}
-        self.filters |= {
-            "indent": _indent,
-            "join": _join,
-            "replace": _replace,
-            "tojson": _tojson,
-            "_counted": _counted,
-            "_joined": _joined,
+        offered = {name: self.filters[name] for name in (*_FILTERS, *_LAZY_FILTERS)}
+        offered |= {"indent": _indent, "join": _join, "replace": _replace, "sort": _sort}
+        offered |= {"tojson": _tojson, "trim": _trim, "_made": _same}
+        self.filters = {
+            name: _admitted(own, lazy=name in _LAZY_FILTERS) for name, own in offered.items()
         }
+        self.filters |= {"_copied": _copied, "_counted": _counted, "_joined": _joined}
+        self.filters |= {"_key": _key, "_kept": _kept, "_ticked": _ticked}
         self.globals = {
-            "dict": dict,
-            "namespace": Namespace,
+            "dict": _dict,
+            "namespace": _namespace,
             "raise_exception": _raise_exception,
             "range": _range,
             "strftime_now": _strftime_now,
@@ -116,74 +99,80 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def compile_template(self, source: str) -> Callable[[Mapping[str, Any], Budget], str]:
         """Compile; the result renders with variables under a budget.
 
-        Raises jinja2.TemplateSyntaxError, and RecursionError for absurd nesting. The result raises
-        whatever a template can provoke: SecurityError, TemplateRefusal, any Python error.
+        Raises jinja2.TemplateSyntaxError, and what Python makes of absurd sources: RecursionError,
+        ValueError and others. The result raises whatever a template can provoke: SecurityError,
+        TemplateRefusal, any Python error.
         """
-        template = self.from_string(_Metered().visit(self.parse(source)))
+        template = self.from_string(metered(self.parse(source)))
 
         def render(variables: Mapping[str, Any], budget: Budget) -> str:
-            out: list[str] = []
-            size = 0
-            for piece in template.generate({**variables, _BUDGET: budget}):
-                size += len(piece)
-                budget.check_size(size)
-                budget.spend()
-                out.append(piece)
-            return "".join(out)
+            before = BUDGET.set(budget)
+            try:
+                out: list[str] = []
+                size = 0
+                for piece in template.generate(variables):
+                    size += len(piece)
+                    budget.check_size(size)
+                    out.append(piece)
+                return "".join(out)
+            finally:
+                BUDGET.reset(before)
 
         return render
 
+    def concat(self, texts: Iterable[str]) -> str:
+        """What a macro or a ``set`` block has put out."""
+        return BUDGET.get().join(texts)
+
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Jinja's rule, and no methods that pad to any width."""
-        return attr not in _PADDING and super().is_safe_attribute(obj, attr, value)
+        """Jinja's rule, and of methods only those whose cost is known."""
+        if isinstance(value, _METHOD_TYPES) and attr not in _METHODS:
+            return False
+        return super().is_safe_attribute(obj, attr, value)
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """``str.format`` as Jinja wraps it, measured."""
-        wrapped = super().wrap_str_format(value)
-        if wrapped is None:
-            return None
+    def wrap_str_format(self, value: Any) -> None:
+        """``str.format`` is a method like any other here: not offered."""
 
-        def checked(*args: Any, **kwargs: Any) -> str:
-            _check_format(_FORMAT_CHARACTERS, value.__self__, [args, kwargs])
-            return wrapped(*args, **kwargs)
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As the base, with a look at the clock."""
+        BUDGET.get().spend(0)
+        return super().getattr(obj, attribute)
 
-        return checked
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """As the base, with a look at the clock."""
+        BUDGET.get().spend(0)
+        return super().getitem(obj, argument)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """An operator, once the size of its result is known to be in bounds."""
-        budget = _budget(context)
+        """An operator, once its result is known to be in bounds."""
+        budget = BUDGET.get()
         budget.spend()
-        _OPERATOR_CHECKS[operator](budget, left, right)
-        return super().call_binop(context, operator, left, right)
+        if operator == "*":
+            for one, other in ((left, right), (right, left)):
+                if isinstance(one, Collection) and isinstance(other, int):
+                    budget.check_size(len(one) * other)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            checked_bits(left.bit_length() * abs(right))
+        elif operator == "%" and isinstance(left, str):
+            raise SecurityError("it uses % on text")
+        return budget.admit(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """A call, counted; ``str.replace`` and ``str.join`` are measured first."""
-        budget = _budget(context)
+        """A call, counted, its result admitted."""
+        budget = BUDGET.get()
         budget.spend()
-        if isinstance(obj, _METHODS) and isinstance(obj.__self__, str):
+        if isinstance(obj, Macro) and (obj.catch_varargs or obj.catch_kwargs):
+            budget.admit([*args, kwargs])
+        elif isinstance(obj, _METHOD_TYPES) and isinstance(obj.__self__, str):
+            text = obj.__self__
+            budget.charge_copy(text)
             if obj.__name__ == "replace" and len(args) >= 2:
-                _check_replace(budget, obj.__self__, *args[:2])
+                _check_replace(budget, text, *args[:2])
             elif obj.__name__ == "join" and args:
-                args = ([budget.text(item) for item in args[0]],)
-                _check_join(budget, args[0], obj.__self__)
-        return super().call(context, obj, *args, **kwargs)
-
-
-class _Metered(NodeTransformer):
-    """Sends what loops iterate over, and what ``~`` joins, through the budget."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802  (the visitor's convention)
-        self.generic_visit(node)
-        node.iter = _filtered(node.iter, "_counted")
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return _filtered(nodes.List(node.nodes, lineno=node.lineno), "_joined")
-
-
-def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+                return budget.join(map(budget.text, args[0]), text)
+            elif obj.__name__ in _SCANS:
+                _check_scan(text, *args, *kwargs.values())
+        return budget.admit(super().call(context, obj, *args, **kwargs))
 
 
 class _GenerationBlock(Extension):
@@ -196,66 +185,11 @@ class _GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _budget(context: Context) -> Budget:
-    # ``parent`` holds what the render was given: a template's own ``set`` can't replace it.
-    budget: Budget = context.parent[_BUDGET]
-    return budget
+class _State(Namespace):
+    """A namespace that does not show what it holds: that was not weighed with it."""
 
-
-def _weigh(value: Any, limit: int) -> int:
-    """About how many characters ``str(value)`` has; raises SecurityError past ``limit``."""
-    if isinstance(value, str):
-        weight = len(value)
-    elif isinstance(value, Namespace):
-        raise SecurityError("it shows a namespace")
-    elif isinstance(value, Mapping):
-        weight = _weigh(value.items(), limit)
-    elif isinstance(value, Collection) and not isinstance(value, range):
-        weight = 2
-        for item in value:
-            weight += 2 + _weigh(item, limit - weight)
-    else:
-        weight = _SCALAR_CHARACTERS
-    if weight > limit:
-        raise SecurityError("it makes too much text")
-    return weight
-
-
-# Checks: each raises SecurityError when the result would be too large.
-
-
-def _check_sum(budget: Budget, left: Any, right: Any) -> None:
-    if isinstance(left, Collection) and isinstance(right, Collection):
-        budget.check_size(len(left) + len(right))
-
-
-def _check_product(budget: Budget, left: Any, right: Any) -> None:
-    for one, other in ((left, right), (right, left)):
-        if isinstance(one, Collection) and isinstance(other, int):
-            budget.check_size(len(one) * other)
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() + right.bit_length())
-
-
-def _check_power(budget: Budget, left: Any, right: Any) -> None:  # noqa: ARG001  (one signature)
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() * abs(right))
-
-
-def _check_bits(bits: int) -> None:
-    if bits > _LARGEST_INT_BITS:
-        raise SecurityError("it makes a number that is too large")
-
-
-def _check_remainder(budget: Budget, left: Any, right: Any) -> None:
-    if isinstance(left, str):
-        _check_format(budget.characters, left, right)
-
-
-def _check_format(limit: int, form: str, values: Any) -> None:
-    if _WIDE_FIELD.search(form):
-        raise SecurityError("it pads a field to a large width")
-    _weigh(values, limit // max(1, form.count("%") + form.count("{")))
+    def __repr__(self) -> str:
+        return "<Namespace>"
 
 
 def _check_replace(budget: Budget, text: str, old: Any, new: Any) -> None:
@@ -263,91 +197,123 @@ def _check_replace(budget: Budget, text: str, old: Any, new: Any) -> None:
         budget.check_size(len(text) + text.count(old) * len(new))
 
 
-def _check_join(budget: Budget, texts: list[str], separator: str) -> None:
-    budget.check_size(sum(map(len, texts)) + len(separator) * len(texts))
+def _check_scan(text: str, *others: Any) -> None:
+    if any(isinstance(other, str) and len(text) * len(other) > _SCAN_MAX for other in others):
+        raise SecurityError("it searches for too long a text")
 
 
-_OPERATOR_CHECKS: Mapping[str, Callable[[Budget, Any, Any], None]] = {
-    "+": _check_sum,
-    "*": _check_product,
-    "**": _check_power,
-    "%": _check_remainder,
-}
+# What the rewritten nodes call.
+
+
+@pass_context  # or Jinja would show constants when compiling
+def _shown(context: Context, value: Any) -> str:  # noqa: ARG001
+    """What ``{{ … }}`` prints."""
+    budget = BUDGET.get()
+    budget.spend()
+    return budget.text(value)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _copied(value: Any) -> Any:
+    budget = BUDGET.get()
+    budget.spend()
+    budget.charge_copy(value)
+    return value
+
+
+def _counted(items: Iterable[Any]) -> Iterator[Any]:
+    return BUDGET.get().counted(items)
+
+
+def _joined(items: list[Any]) -> str:
+    budget = BUDGET.get()
+    return budget.join(map(budget.text, items))
+
+
+def _key(value: Any) -> Any:
+    # Hashes of other values can be slow, or made to collide.
+    if not isinstance(value, str):
+        raise SecurityError("it makes a dict whose keys are not text")
+    return value
+
+
+def _kept(value: Any, names: int) -> Any:
+    budget = BUDGET.get()
+    budget.spend()
+    budget.charge(ITEM_BYTES * names)
+    return value
+
+
+def _ticked(value: Any) -> Any:
+    BUDGET.get().spend()
+    return value
 
 
 # Filters and functions of templates.
 
 
-@pass_context
-def _shown(context: Context, value: Any) -> Any:
-    """What ``{{ … }}`` prints."""
-    return value if isinstance(value, str) else _budget(context).text(value)
+def _admitted(own: Callable[..., Any], *, lazy: bool) -> Callable[..., Any]:
+    """A filter that admits what it makes, and makes lists, not iterators."""
+    place = int(hasattr(own, "jinja_pass_arg"))
 
-
-def _measured(own: Callable[..., Any]) -> Callable[..., Any]:
-    @pass_context
-    def measured(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
-        _weigh(value, _budget(context).characters)
-        return own(value, *args, **kwargs)
-
-    return measured
-
-
-@pass_context
-def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
-    budget = _budget(context)
-    for item in items:
+    @functools.wraps(own)
+    def admitted(*args: Any, **kwargs: Any) -> Any:
+        budget = BUDGET.get()
         budget.spend()
-        yield item
+        if lazy and args[place]:
+            args = (*args[:place], budget.counted(args[place]), *args[place + 1 :])
+        made = own(*args, **kwargs)
+        return budget.admit(list(budget.counted(made)) if isinstance(made, Iterator) else made)
+
+    return admitted
 
 
-@pass_context
-def _joined(context: Context, items: list[Any]) -> str:
-    budget = _budget(context)
-    budget.spend()
-    texts = [budget.text(item) for item in items]
-    _check_join(budget, texts, "")
-    return "".join(texts)
-
-
-@pass_context
-def _join(context: Context, value: Iterable[Any], d: str = "", attribute: Any = None) -> str:
-    budget, environment = _budget(context), context.environment
+@pass_environment
+def _join(
+    environment: Environment, value: Iterable[Any], d: str = "", attribute: Any = None
+) -> str:
+    budget = BUDGET.get()
     if attribute is not None:
         value = [environment.getitem(item, attribute) for item in value]
-    texts = [budget.text(item) for item in value]
-    _check_join(budget, texts, str(d))
-    return str(d).join(texts)
+    return budget.join(map(budget.text, value), str(d))
 
 
-@pass_context
-def _replace(context: Context, s: Any, old: str, new: str, count: int | None = None) -> str:
-    budget = _budget(context)
+def _replace(s: Any, old: str, new: str, count: int | None = None) -> str:
+    budget = BUDGET.get()
     text = budget.text(s)
     _check_replace(budget, text, old, new)
     return text.replace(old, new, -1 if count is None else count)
 
 
-@pass_context
-def _indent(
-    context: Context,
-    s: str,
-    width: int | str = 4,
-    first: bool = False,
-    blank: bool = False,
-) -> str:
-    lines = s.split("\n")
+def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    budget = BUDGET.get()
+    lines = budget.text(s).split("\n")
     margin = width if isinstance(width, str) else " " * _narrow(width)
-    _check_join(_budget(context), lines, margin + "\n")
+    budget.check_size(sum(map(len, lines)) + (len(margin) + 1) * len(lines))
     return "\n".join(
         margin + line if (line or blank) and (number or first) else line
         for number, line in enumerate(lines)
     )
 
 
-@pass_context
-def _tojson(  # noqa: PLR0917  (templates may give them in order)
-    context: Context,
+@pass_environment
+def _sort(
+    environment: Environment,
+    value: Iterable[Any],
+    reverse: bool = False,
+    case_sensitive: bool = False,
+    attribute: str | int | None = None,
+) -> list[Any]:
+    # Several attributes would make keys that are larger than the items.
+    if isinstance(attribute, str) and "," in attribute:
+        raise SecurityError("it sorts by several attributes")
+    return do_sort(environment, value, reverse, case_sensitive, attribute)
+
+
+def _tojson(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
@@ -355,34 +321,51 @@ def _tojson(  # noqa: PLR0917  (templates may give them in order)
     sort_keys: bool = False,
 ) -> str:
     """As the transformers library does it: no HTML escapes."""
-    _weigh(value, _budget(context).characters)
+    margin = 0 if indent is None else _narrow(indent)
+    gap = sum(map(len, separators)) if separators else 0
+    BUDGET.get().weigh(value, gap=gap, margin=margin)
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
-        indent=None if indent is None else _narrow(indent),
+        indent=indent,
         separators=separators,
         sort_keys=sort_keys,
     )
 
 
+def _trim(value: Any, chars: str | None = None) -> str:
+    text = BUDGET.get().text(value)
+    _check_scan(text, chars)
+    return text.strip(chars)
+
+
 def _narrow(indent: int) -> int:
-    if indent > _WIDEST_INDENT:
+    if indent > _INDENT_MAX:
         raise SecurityError("it indents too far")
     return indent
 
 
-@pass_context
-def _range(context: Context, *args: int) -> range:
+def _dict(given: Mapping[str, Any] | None = None, /, **more: Any) -> dict[str, Any]:
+    made: dict[str, Any] = BUDGET.get().admit({**(given or {}), **more})
+    return made
+
+
+def _namespace(given: Mapping[str, Any] | None = None, /, **more: Any) -> _State:
+    BUDGET.get().charge(_NAMESPACE_BYTES)
+    return _State(_dict(given, **more))
+
+
+def _range(*args: int) -> range:
     numbers = range(*args)
-    budget = _budget(context)
-    budget.check_size(len(numbers))
-    budget.spend(len(numbers))
+    BUDGET.get().check_size(len(numbers))
     return numbers
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateRefusal(message)
+def _raise_exception(message: Any) -> NoReturn:
+    raise TemplateRefusal(str(message))
 
 
 def _strftime_now(form: str) -> str:
+    if len(form) > _TIME_FORMAT_MAX or not _TIME_FORMAT.fullmatch(form):
+        raise SecurityError("it asks for a time in an odd format")
     return datetime.now().astimezone().strftime(form)

@@ -109,6 +109,29 @@ def test_tool_calls_arrive_as_objects():
     assert render("{{ messages[0].tool_calls | tojson }}", odd) == '[5, {"function": null}]'
 
 
+def test_arguments_that_are_nested_too_deeply_are_the_requests_fault():
+    call = {"type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
+    with pytest.raises(RequestError, match="nested too deeply") as caught:
+        render("chatml", [{"role": "assistant", "content": "", "tool_calls": [call]}])
+    assert caught.value.param == "messages[0].tool_calls"
+
+
+@pytest.mark.parametrize(
+    "source", ["chatml", "{{ messages[0].x | tojson }}", "{{ raise_exception(messages[0].x) }}"]
+)
+@pytest.mark.parametrize("depth", [500, 100_000])
+def test_values_that_are_nested_too_deeply_are_the_requests_fault(source, depth):
+    nested = []
+    for _ in range(depth):
+        nested = [nested]
+    message = {"role": "user", "content": "", "x": nested}
+    if source == "chatml" and depth == 500:
+        assert render(source, [message]).startswith("<|im_start|>user")
+        return
+    with pytest.raises(RequestError, match="the model's chat template refuses"):
+        render(source, [message])
+
+
 def test_a_template_of_a_model_as_they_are_written():
     source = """{{ bos_token }}
 {%- if messages[0]['role'] == 'system' %}
@@ -162,6 +185,7 @@ def test_a_failing_template_is_the_requests_fault_and_quotes_no_prompt(source, r
         "{{ 1 | nosuchfilter }}",
         "{{ 'x' | center(1000000000) }}",
         "{{" + "(" * 5000 + ")" * 5000 + "}}",
+        "{{" + "9" * 5000 + "}}",
         "{#" + "x" * (1 << 20) + "#}",
     ],
 )
