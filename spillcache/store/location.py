@@ -321,14 +321,42 @@ def _write_settings(location: Location) -> Path:
         "quota_bytes": location.quota_bytes,
         "created_ns": location.created_ns,
     }
-    path = location.path / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
+    return _write_temporary(location.path, json.dumps(fields, indent=2).encode() + b"\n")
+
+
+def _write_temporary(directory: Path, data: bytes) -> Path:
+    path = directory / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(path, flags, FILE_MODE), "wb") as file:
         os.fchmod(file.fileno(), FILE_MODE)
-        file.write(json.dumps(fields, indent=2).encode() + b"\n")
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     return path
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put a small file in place of another, whole and durably; a link is replaced, not followed.
+    Raises OSError.
+    """
+    _write_temporary(path.parent, data).replace(path)
+    _sync(path.parent)
+
+
+def read_small(path: Path) -> bytes | None:
+    """A small file's content; None if there is none. Raises OSError, also for a link."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    with open(fd, "rb") as file:
+        return file.read(_MAX_SETTINGS_BYTES)
+
+
+def settings_stamp(location: Location) -> tuple[int, int]:
+    """Changes whenever the settings are replaced. Raises OSError."""
+    found = (location.path / SETTINGS).lstat()
+    return found.st_ino, found.st_mtime_ns
 
 
 def _with_quota(location: Location, quota_bytes: int | None) -> Location:

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spillcache.config import GIB, MIB
+from spillcache.errors import StoreError
 from spillcache.metrics import Metrics
 from spillcache.store import touches
 from spillcache.store.catalog import Catalog
 from spillcache.store.eviction import Eviction, evict, evict_older
 from spillcache.store.files import Files
 from spillcache.store.index import Index
-from spillcache.store.location import Location
+from spillcache.store.location import Location, read_location, settings_stamp
 from spillcache.store.pins import Pins
 from spillcache.store.rows import Meta
 from spillcache.store.segments import Segments
@@ -118,6 +119,7 @@ class Room:
         self._recent_bytes = 0
         self._fresh_after = (1 << 64) - 1
         self._expire_at = 0.0
+        self._settings_stamp: tuple[int, int] | None = None
         self._ahead_segment, self._ahead_bytes = 0, 0
         """What was promised beyond the need, and to which segment's writer."""
 
@@ -141,11 +143,22 @@ class Room:
         While there is plenty, more is promised than is needed, so that most calls need no
         transaction. Raises NoRoom when the need can't be had, and whatever ``Index.write`` raises.
         """
+        self._follow_quota()
         self.expire(is_spared)
         if self._take_ahead(segment, need_bytes + index_bytes(objects)):
             return
         while (eviction := self._attempt(segment, need_bytes, objects, is_spared)) is not None:
             self.finish(eviction)
+
+    def _follow_quota(self) -> None:
+        """The quota is the store's: another process may have changed it."""
+        try:
+            stamp = settings_stamp(self._location)
+            if stamp != self._settings_stamp:
+                self.limits.quota_bytes = read_location(self._location.path).quota_bytes
+                self._settings_stamp = stamp
+        except (OSError, StoreError) as error:
+            log.warning("the store's settings can't be read: %s", error)
 
     def _take_ahead(self, segment: int, wanted_bytes: int) -> bool:
         """Whether what was promised ahead is enough, and no use waits to be written."""
