@@ -212,12 +212,11 @@ class BlockStore:
         Nothing is deleted; ``reinstate`` undoes it. ``reason`` is for people, up to 1,000
         characters of it are kept.
         """
-        text = reason[:_MAX_REASON]
-        return self._store().index.write(lambda catalog: catalog.hide(namespace_id, text))
+        return self._store().hide(namespace_id, reason[:_MAX_REASON])
 
     def reinstate(self, namespace_id: bytes) -> bool:
         """Show a hidden namespace again; False if there is no such one."""
-        return self._store().index.write(lambda catalog: catalog.hide(namespace_id, None))
+        return self._store().hide(namespace_id, None)
 
     @staticmethod
     def plan_gc(

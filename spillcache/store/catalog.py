@@ -425,14 +425,20 @@ class Catalog:
         row = self._namespace_row(namespace_id)
         return row is not None and row.hidden_ns > 0
 
-    def hide(self, namespace_id: bytes, reason: str | None) -> bool:
+    def hide(self, namespace_id: bytes, reason: str | None, since: int | None = None) -> bool:
         """Hide a namespace for a reason, or show it again (None); False if there is no such one."""
         row = self._namespace_row(namespace_id)
         if row is None:
             return False
-        row.hidden_ns = 0 if reason is None else self.tick()
+        row.hidden_ns = 0 if reason is None else since or self.tick()
         row.reason = reason or ""
         return True
+
+    def hidden(self) -> dict[bytes, NamespaceRow]:
+        """All namespaces that are hidden, as they are in this transaction."""
+        stored = dict(self.namespaces())
+        now = {key: self._namespace_row(key) for key in stored.keys() | self._namespaces.keys()}
+        return {key: row for key, row in now.items() if row is not None and row.hidden_ns}
 
     def drop_namespace(self, namespace_id: bytes) -> None:
         """Forget a namespace that has no objects."""

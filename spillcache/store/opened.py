@@ -16,6 +16,7 @@ from spillcache.store.buffers import BufferPool
 from spillcache.store.catalog import Catalog, Place
 from spillcache.store.files import Files, store_error
 from spillcache.store.format import PAGE_BYTES, padded
+from spillcache.store.hidden import hide_again, write_hidden
 from spillcache.store.index import DAMAGE, Index
 from spillcache.store.index_sum import Verdict, check_sum, remove_sum, write_sum
 from spillcache.store.location import (
@@ -143,6 +144,7 @@ class OpenStore:
             unknown = self.segments.recover()
             if unknown and self._tenancy.is_alone:
                 care.named += self.rebuild(care.progress).adopt(unknown)
+                self.index.write(lambda catalog: hide_again(catalog, self.location))
             self._tenancy.share()
         except OSError as error:
             raise store_error(error, "the cache directory was opened") from error
@@ -277,6 +279,20 @@ class OpenStore:
             catalog.meta.quarantined = allocated_bytes
 
         self.index.write(work)
+
+    def hide(self, namespace_id: bytes, reason: str | None) -> bool:
+        """See ``BlockStore.invalidate`` and ``reinstate``."""
+
+        def work(catalog: Catalog) -> bool:
+            if not catalog.hide(namespace_id, reason):
+                return False
+            write_hidden(catalog, self.location)
+            return True
+
+        try:
+            return self.index.write(work)
+        except OSError as error:
+            raise store_error(error, "a namespace was hidden or shown") from error
 
     def clear_quarantine(self) -> None:
         """Delete the records that failed verification."""

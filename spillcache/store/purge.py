@@ -12,6 +12,7 @@ from pathlib import Path
 from spillcache.store.catalog import Catalog, Place
 from spillcache.store.files import BLOCK_BYTES, store_error
 from spillcache.store.gc import Progress
+from spillcache.store.hidden import HIDDEN
 from spillcache.store.index_sum import INDEX_SUM
 from spillcache.store.location import (
     DAMAGED,
@@ -127,7 +128,8 @@ def _remove(path: Path) -> Purged:
     _remove_room(path / QUARANTINE, lambda n: n.suffix == QUARANTINED, done)
     for name in (INDEX, DAMAGED):
         _remove_room(path / name, lambda n: n.name in ("data.mdb", "lock.mdb"), done)
-    _remove_files(path, lambda n: n.name in (MARK, INDEX_SUM) or n.name.startswith(TEMPORARY), done)
+    names = (MARK, INDEX_SUM, HIDDEN)
+    _remove_files(path, lambda n: n.name in names or n.name.startswith(TEMPORARY), done)
     _remove_files(path, lambda n: n.name == SETTINGS, done)
     done.foreign += sorted(str(each.relative_to(path)) for each in path.iterdir())
     return done
