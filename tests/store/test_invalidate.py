@@ -1,10 +1,16 @@
 """Hiding a namespace, and showing it again."""
 
+import stat
+from pathlib import Path
+
 import pytest
 from store_tools import NAMESPACE, OTHER, check_all, config, entries, objects
 
+from spillcache.errors import StoreFullError
 from spillcache.state import Part
+from spillcache.store import hidden
 from spillcache.store.block_store import BlockStore
+from spillcache.store.hidden import HIDDEN
 
 
 @pytest.fixture
@@ -24,9 +30,9 @@ def test_nothing_of_it_is_found_or_added_until_it_is_shown_again(filled):
     assert (result.written, result.present, result.dropped) == (0, 0, 8)
     assert filled.put(OTHER, objects(2, 2, namespace=OTHER)).written == 2
     by_namespace = {info.namespace: info for info in filled.namespaces()}
-    hidden, shown = by_namespace[NAMESPACE], by_namespace[OTHER]
-    assert (hidden.reason, hidden.objects) == ("a wrong build of the library", 5)
-    assert hidden.created <= hidden.hidden_since <= hidden.hidden_since + 60
+    gone, shown = by_namespace[NAMESPACE], by_namespace[OTHER]
+    assert (gone.reason, gone.objects) == ("a wrong build of the library", 5)
+    assert gone.created <= gone.hidden_since <= gone.created + 60
     assert (shown.reason, shown.hidden_since) == ("", None)
     assert filled.reinstate(NAMESPACE.id)
     check_all(filled, wanted)
@@ -66,3 +72,64 @@ def test_reasons_are_bounded(filled):
     filled.invalidate(NAMESPACE.id, "é" * 5000)
     (info,) = [i for i in filled.namespaces() if i.namespace == NAMESPACE]
     assert info.reason == "é" * 1000
+
+
+def lose_the_index(path: Path) -> None:
+    data = path / "index" / "data.mdb"
+    data.write_bytes(b"\xff" * data.stat().st_size)
+    (path / "in-use").touch()
+
+
+def test_an_index_that_is_made_anew_hides_it_again(tmp_path):
+    with BlockStore.open(config(tmp_path)) as store:
+        for namespace in (NAMESPACE, OTHER):
+            store.put(namespace, objects(1, 5, namespace=namespace))
+            store.invalidate(namespace.id, f"because {namespace is OTHER}")
+        store.reinstate(OTHER.id)
+        (before,) = [i for i in store.namespaces() if i.namespace == NAMESPACE]
+    assert stat.S_IMODE((tmp_path / HIDDEN).stat().st_mode) == 0o600
+    lose_the_index(tmp_path)
+    with BlockStore.open(config(tmp_path)) as store:
+        after = {info.namespace: info for info in store.namespaces()}
+        assert after[NAMESPACE].reason == "because False"
+        assert after[NAMESPACE].hidden_since == before.hidden_since
+        assert after[OTHER].hidden_since is None
+        assert entries(store, objects(1, 5)) == []
+        assert len(entries(store, objects(1, 5, namespace=OTHER), OTHER)) == 5
+        store.reinstate(NAMESPACE.id)
+        check_all(store, objects(1, 5))
+    assert BlockStore.remove(tmp_path).foreign == []
+    assert not (tmp_path / HIDDEN).exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"00": {}}', '{"zz": 1}', '{"0011223344556677": {"reason": 1}}']
+)
+def test_a_damaged_list_of_what_is_hidden_is_no_reason_not_to_open(tmp_path, text, caplog):
+    with BlockStore.open(config(tmp_path)) as store:
+        store.put(NAMESPACE, objects(1, 5))
+    (tmp_path / HIDDEN).write_text(text)
+    lose_the_index(tmp_path)
+    with BlockStore.open(config(tmp_path)) as store:
+        check_all(store, objects(1, 5))
+    is_told = "which namespaces were hidden is not known" in caplog.text
+    assert is_told == (text not in ("", '{"00": {}}'))
+
+
+def test_a_link_in_place_of_the_list_is_replaced_and_not_followed(filled, tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (filled.path / HIDDEN).symlink_to(precious)
+    assert filled.invalidate(NAMESPACE.id, "x")
+    assert precious.read_text() == "mine"
+    assert not (filled.path / HIDDEN).is_symlink()
+
+
+def test_what_can_not_be_written_down_is_not_hidden(filled, monkeypatch):
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(hidden, "replace_file", fails)
+    with pytest.raises(StoreFullError):
+        filled.invalidate(NAMESPACE.id, "x")
+    check_all(filled, objects(1, 5))
