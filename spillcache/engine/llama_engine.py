@@ -7,7 +7,7 @@ out of a live sequence (``export``) or bring them in (``import_``) without distu
 import ctypes
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -56,15 +56,18 @@ class _Sequence:
 
 
 class LlamaEngine(Engine):
-    """See Engine. Raises ModelLoadError, EngineLibraryError and ConfigError when made."""
+    """See Engine. Raises ModelLoadError, EngineLibraryError and ConfigError when made.
 
-    def __init__(self, config: EngineConfig) -> None:
+    ``stop`` is asked while the model loads; when it says so, ModelLoadError is raised soon.
+    """
+
+    def __init__(self, config: EngineConfig, stop: Callable[[], bool] = lambda: False) -> None:
         self._config = config
         self._lib = library()
         self._api = self._lib.api
         if config.ubatch_tokens < config.block_tokens:
             raise ConfigError(f"-ub must be at least {config.block_tokens}, one block")
-        self._model: Any = load_model(self._lib, config)
+        self._model: Any = load_model(self._lib, config, stop)
         self._context: Any = None
         try:
             self._open(config)

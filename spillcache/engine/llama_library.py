@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -153,15 +153,20 @@ def check_model_file(path: Path) -> None:
         raise ModelLoadError(f"{path} is not a GGUF model; convert it, or give another file to -m")
 
 
-def load_model(lib: Library, config: EngineConfig) -> Any:
-    """The model's handle; raises ModelLoadError with llama.cpp's last words."""
+def load_model(lib: Library, config: EngineConfig, stop: Callable[[], bool] = lambda: False) -> Any:
+    """The model's handle; raises ModelLoadError with llama.cpp's last words, or when ``stop`` says
+    so, which is asked while tensors are read.
+    """
     for path in model_files(config.model):
         check_model_file(path)
     params = lib.api.llama_model_default_params()
     params.n_gpu_layers = config.gpu_layers
     params.load_mode = lib.api.LLAMA_LOAD_MODE_MMAP if config.mmap else lib.api.LLAMA_LOAD_MODE_NONE
+    params.progress_callback = lib.api.llama_progress_callback(lambda *_: not stop())
     lib.log.errors.clear()
     model = lib.api.llama_model_load_from_file(os.fsencode(config.model), params)
+    if not model and stop():
+        raise ModelLoadError("the server was stopped while the model loaded")
     if not model:
         raise ModelLoadError(f"llama.cpp can't load {config.model}: {_last_words(lib.log.errors)}")
     return model

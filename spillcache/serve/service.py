@@ -42,7 +42,7 @@ class Service:
         self._cache: PrefixCache | None = None
         self._cache_off = "the model loads"
         self._verdict: SelfTest | None = None
-        self._stop_hashing = threading.Event()
+        self._stop_loading = threading.Event()
         self._digest: list[bytes] | None = None
         self._hashed = threading.Event()
         self._loader = threading.Thread(target=self._load, name="spillcache-load", daemon=True)
@@ -93,7 +93,7 @@ class Service:
             threading.Thread(target=self._hash, name="spillcache-hash", daemon=True).start()
 
     def _load_engine(self) -> None:
-        engine = LlamaEngine(self.settings.engine)
+        engine = LlamaEngine(self.settings.engine, self._stop_loading.is_set)
         self._engine = engine
         self._verdict = self._test(engine)
         self._scheduler = Scheduler(engine, self.metrics, self.settings.serve.queue_limit)
@@ -106,7 +106,7 @@ class Service:
 
     def _fail(self, error: SpillcacheError) -> None:
         self.failure = error
-        self._stop_hashing.set()
+        self._stop_loading.set()
         if self._store is not None:
             self._store.close()
         if self._engine is not None:
@@ -150,7 +150,7 @@ class Service:
         """Hash the model's files, once per file; a thread of its own."""
         try:
             self._digest = [
-                remembered_digest(path, self._recall, self._remember, self._stop_hashing.is_set)
+                remembered_digest(path, self._recall, self._remember, self._stop_loading.is_set)
                 for path in model_files(self.settings.engine.model)
             ]
         except InterruptedError:
@@ -260,7 +260,7 @@ class Service:
                 self._changed.wait_for(lambda: self._state == "stopped")
                 return
             self._become("stopping")
-        self._stop_hashing.set()
+        self._stop_loading.set()
         self._loader.join()
         if (
             self._scheduler is not None or self.failure is None

@@ -191,7 +191,7 @@ def test_what_fails_to_load_is_said(tmp_path: Path) -> None:
 def test_a_bug_in_loading_is_a_failure_not_a_hang(
     gguf_model: ModelShelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: EngineConfig) -> None:
+    def broken(*_: object) -> None:
         raise ZeroDivisionError("oops")
 
     monkeypatch.setattr(module, "LlamaEngine", broken)
@@ -285,3 +285,25 @@ def test_notes_that_fail_cost_only_what_they_save(
     monkeypatch.undo()
     with Running(settings(gguf_model("llama"), tmp_path / "d")) as run:
         assert run.answer(prompt(300)).cached == {"disk": 256}
+
+
+def test_stopping_while_the_model_loads_does_not_wait_for_it(
+    gguf_model: ModelShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of many GB takes minutes; llama.cpp asks between tensors whether to go on."""
+    loading, load = threading.Event(), module.LlamaEngine
+
+    def late(config: EngineConfig, stop: Any) -> LlamaEngine:
+        loading.set()
+        while not stop():
+            threading.Event().wait(0.01)
+        return load(config, stop)
+
+    monkeypatch.setattr(module, "LlamaEngine", late)
+    service = Service(settings(gguf_model("llama"), None))
+    service.start()
+    assert loading.wait(10)
+    service.stop(lambda _: None)
+    assert service.state == "stopped"
+    assert isinstance(service.failure, ModelLoadError)
+    assert "stopped while the model loaded" in str(service.failure)
