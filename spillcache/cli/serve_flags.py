@@ -209,7 +209,7 @@ CacheDiskCodec = Annotated[
     Codec | None,
     typer.Option(
         "--cache-disk-codec",
-        help="How new blocks are written. Default: raw.",
+        help="How new blocks are written; auto measures what pays. Default: auto.",
         rich_help_panel=_CACHE,
     ),
 ]

@@ -12,8 +12,10 @@ from spillcache.config import MIB, StoreConfig
 from spillcache.errors import CorruptBlock, ObjectMissing, StoreError, StoreIndexError, StoreIOError
 from spillcache.metrics import Metrics
 from spillcache.store.appender import Appender
+from spillcache.store.auto_codec import AutoCodec
 from spillcache.store.buffers import BufferPool
 from spillcache.store.catalog import Catalog, Place
+from spillcache.store.disk_speed import read_speed
 from spillcache.store.files import Files, store_error
 from spillcache.store.format import PAGE_BYTES, padded
 from spillcache.store.hidden import hide_again, write_hidden
@@ -133,6 +135,7 @@ class OpenStore:
             index=self.index,
             room=self.room,
             codec=config.codec,
+            auto=AutoCodec(self._note, self._set_note, self._read_speed),
         )
 
     def _recover(self, care: Care) -> None:
@@ -170,6 +173,16 @@ class OpenStore:
         """What names records that the index does not know."""
         parts = (self.segments, self.files, self.index, self.pool)
         return Rebuild(*parts, self.location.store_id, progress)
+
+    def _note(self, key: str) -> bytes | None:
+        with self.index.read() as catalog:
+            return catalog.note(key.encode())
+
+    def _set_note(self, key: str, value: bytes) -> None:
+        self.index.write(lambda catalog: catalog.set_note(key.encode(), value))
+
+    def _read_speed(self) -> float | None:
+        return read_speed(self.location.segments, self.files, self.pool)
 
     def reads(self) -> str:
         """How segment bytes are read."""

@@ -17,6 +17,7 @@ from spillcache.namespace import Namespace
 from spillcache.state import Buffer, Part
 from spillcache.store import codec as codecs
 from spillcache.store.appender import Appender
+from spillcache.store.auto_codec import AutoCodec
 from spillcache.store.catalog import Catalog, Place
 from spillcache.store.files import Files, is_no_space, store_error
 from spillcache.store.format import (
@@ -149,13 +150,15 @@ class Writer:
         index: Index,
         room: Room,
         codec: Codec,
+        auto: AutoCodec,
     ) -> None:
         self._appender = appender
         self._segments = segments
         self._files = files
         self._index = index
         self._room = room
-        self.codec = codec
+        self.codec: Codec = codec
+        self._auto = auto
         self._lock = threading.Lock()
 
     def put(self, namespace: Namespace, objects: Sequence[StoreObject]) -> PutResult:
@@ -224,7 +227,10 @@ class Writer:
 
     def _encode(self, namespace_id: bytes, item: StoreObject) -> _Record:
         payload = memoryview(item.payload).cast("B")
-        return _Record(namespace_id, item, *codecs.encode(self.codec, payload))
+        chosen = self.codec
+        if chosen == "auto":
+            chosen = self._auto.choose(namespace_id, item.part, payload)
+        return _Record(namespace_id, item, *codecs.encode(chosen, payload))
 
     def _write(
         self, namespace: Namespace, group: list[_Record], spared: set[bytes], tally: _Tally

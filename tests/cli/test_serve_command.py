@@ -85,7 +85,7 @@ def test_a_disk_without_more_keeps_what_the_store_has(
     cli("serve", "-m", model, "--cache-disk", "~/cache")
     store = served[0].store
     assert store is not None
-    assert (store.path, store.quota_bytes, store.codec) == (tmp_path / "cache", None, "raw")
+    assert (store.path, store.quota_bytes, store.codec) == (tmp_path / "cache", None, "auto")
     assert store.min_free_bytes == 4 * GIB
     assert not store.path.exists()
 
