@@ -53,7 +53,7 @@ _METHODS = frozenset(
 _SCANS = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"})
 """Their time is the product of both lengths."""
 
-_SCAN_MAX = 1 << 30
+_SCAN_MAX = 1 << 28
 _INDENT_MAX = 64
 _TIME_FORMAT_MAX = 100
 _TIME_FORMAT = re.compile(r"(?:[^%]|%[-_^#:]?[a-zA-Z%])*")
