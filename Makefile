@@ -36,6 +36,7 @@ bench: .venv/stamp-dev ## Run the benchmarks of docs/benchmarks.md (minutes)
 	@mkdir -p out
 	$(PY) -m spillcache bench restart -m "$(MODEL)" --prompt-tokens "$(TOKENS)" --plot out/restart.png
 	$(PY) bench/memory.py -m "$(MODEL)"
+	$(PY) bench/quota.py --writers 4 --quota 256MiB --seconds 30
 	$(PY) bench/lookup.py
 	$(PY) bench/store_io.py
 

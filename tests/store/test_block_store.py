@@ -274,14 +274,20 @@ def test_a_long_chain_over_several_segments(store):
 
 def test_inspect_within_the_process_and_without_a_store(tmp_path):
     wanted = objects(1, 5, 10_000)
-    with BlockStore.open(config(tmp_path)) as store:
+    with BlockStore.open(config(tmp_path, min_free_bytes=7)) as store:
         store.put(NAMESPACE, wanted)
-        with BlockStore.inspect(tmp_path, min_free_bytes=7) as view:
+        # What the store was opened with counts, if it is known.
+        with BlockStore.inspect(tmp_path, min_free_bytes=8) as view:
             assert view.store_id == store.store_id
             assert view.namespaces() == store.namespaces()
             assert view.usage().objects == 5
             assert view.usage().min_free == 7
         check_all(store, wanted)
+    with BlockStore.open(config(tmp_path)) as store:
+        store.set_note("store:limits", b"[]")
+        assert BlockStore.inspect(tmp_path, min_free_bytes=8).usage().min_free == 8
+        store.set_note("store:limits", b"{")
+        assert BlockStore.inspect(tmp_path, min_free_bytes=9).usage().min_free == 9
     names = sorted(tmp_path.rglob("*"))
     view = BlockStore.inspect(tmp_path)
     assert view.namespaces()[0].blocks == 5
