@@ -58,7 +58,8 @@ def test_long_flags(cli: Any, model: str, served: list[Settings], tmp_path: Path
         "--cache-type-k f32 --cache-type-v f16 --flash-attn off --swa-full --no-mmap "
         "--chat-template chatml --host ::1 --port 0 --api-key secret --alias name "
         "--log-level debug --cache-ram 0 --cache-min-tokens 64 --cache-namespace blue "
-        "--cache-disk-size 2GiB --cache-disk-min-free 512M --cache-disk-codec zstd"
+        "--cache-disk-size 2GiB --cache-disk-min-free 512M --cache-disk-codec zstd "
+        "--cache-max-age 30d"
     )
     disk = tmp_path / "cache"
     assert cli("serve", "--model", model, "--cache-disk", str(disk), *line.split()).code == 7
@@ -76,6 +77,7 @@ def test_long_flags(cli: Any, model: str, served: list[Settings], tmp_path: Path
     assert settings.store.quota_bytes == 2 * GIB
     assert settings.store.min_free_bytes == 512 * MIB
     assert settings.store.codec == "zstd"
+    assert settings.store.max_age_s == 30 * 86400
 
 
 def test_a_disk_without_more_keeps_what_the_store_has(
@@ -87,6 +89,7 @@ def test_a_disk_without_more_keeps_what_the_store_has(
     assert store is not None
     assert (store.path, store.quota_bytes, store.codec) == (tmp_path / "cache", None, "auto")
     assert store.min_free_bytes == 4 * GIB
+    assert store.max_age_s is None
     assert not store.path.exists()
 
 
@@ -97,10 +100,13 @@ def test_variables_are_llama_servers_and_flags_win(
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "1024")
     monkeypatch.setenv("LLAMA_ARG_N_PARALLEL", "4")
     monkeypatch.setenv("LLAMA_API_KEY", "from the environment")
+    monkeypatch.setenv("SPILLCACHE_DISK", "/disk")
     assert cli("serve", "-np", "2").code == 7
     assert served[0].engine.model == Path(model)
     assert served[0].engine.context_tokens == 1024
     assert served[0].engine.slots == 2
+    assert served[0].store is not None
+    assert served[0].store.path == Path("/disk")
     assert served[0].serve.api_key == "from the environment"
 
 
@@ -113,6 +119,8 @@ def test_variables_are_llama_servers_and_flags_win(
         ("--cache-disk-size 1GiB", "--cache-disk-size needs --cache-disk"),
         ("--cache-disk-min-free 1GiB", "--cache-disk-min-free needs --cache-disk"),
         ("--cache-disk-codec raw", "--cache-disk-codec needs --cache-disk"),
+        ("--cache-max-age 1d", "--cache-max-age needs --cache-disk"),
+        ("--cache-disk d --cache-max-age old", "--cache-max-age: 'old' is not an age"),
         ("--cache-disk d --cache-disk-size big", "--cache-disk-size: 'big' is not a size"),
         ("--cache-disk d --cache-disk-min-free -1", "--cache-disk-min-free: '-1' is not a size"),
     ],

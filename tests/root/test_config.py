@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spillcache.config import GIB, KIB, MIB, EngineConfig, Settings, format_size, parse_size
+from spillcache.config import (
+    GIB,
+    KIB,
+    MIB,
+    EngineConfig,
+    Settings,
+    format_size,
+    parse_age,
+    parse_size,
+)
 from spillcache.errors import ConfigError
 
 
@@ -36,6 +45,20 @@ def test_sizes_people_write(text: str, size: int) -> None:
 def test_anything_else_is_an_error_that_names_the_flag(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^--cache-disk-size: .*64GiB"):
         parse_size(text, "--cache-disk-size")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30d", 2592000), ("12h", 43200), ("90 min", 5400), ("5S", 5), ("2w", 1209600), ("1.5", 1.5)],
+)
+def test_ages_people_write(text: str, seconds: float) -> None:
+    assert parse_age(text, "--age") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "old", "-1d", "0", "0d", "1 month", "d", "1d2", "inf"])
+def test_ages_that_can_not_be_meant(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--cache-max-age: .*30d"):
+        parse_age(text, "--cache-max-age")
 
 
 @given(st.integers(0, 2**50))

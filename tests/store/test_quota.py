@@ -1,6 +1,9 @@
 """The quota holds at every moment, and what the filesystem refuses is met by eviction."""
 
+import errno
+import fcntl
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -13,6 +16,7 @@ from store_tools import NAMESPACE, check_all, config, entries, flip, objects, se
 from spillcache.config import GIB, MIB
 from spillcache.errors import CorruptBlock
 from spillcache.store.block_store import BlockStore
+from spillcache.store.files import Files
 from spillcache.store.location import open_location
 from spillcache.store.room import index_bytes
 from spillcache.store.segments import segment_bytes
@@ -21,17 +25,18 @@ from spillcache.store.view import directory_bytes
 ROOT = Path(__file__).parents[2]
 
 
-def test_two_writers_stay_within_the_quota_and_space_returns(tmp_path):
+def test_two_writers_stay_within_the_quota(tmp_path):
     command = [sys.executable, str(ROOT / "bench" / "quota.py"), "--directory", str(tmp_path)]
     command += ["--writers", "2", "--quota", "64MiB", "--seconds", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["bench"] == "quota"
     assert 40 * MIB < report["max_bytes"] <= report["quota_bytes"] == 64 * MIB
     assert report["samples"] > 50
     assert report["written_bytes"] > 64 * MIB
-    assert report["free_returned"]
+    # Whether the filesystem has more to give is tested where nobody else uses it.
+    assert report["gave_up_bytes"] > 30 * MIB
     assert report["left_bytes"] < 16 * MIB
 
 
@@ -110,3 +115,57 @@ def test_restarts_do_not_add_a_file_each(tmp_path):
     with BlockStore.open(config(tmp_path)) as store:
         for seed in range(12):
             check_all(store, objects(seed, 3, 20_000))
+
+
+def test_a_segment_that_can_not_be_taken_up_again_is_left_alone(tmp_path):
+    """Its file is shorter than it was, is held by another, or refuses."""
+    with BlockStore.open(config(tmp_path)) as store:
+        store.put(NAMESPACE, objects(1, 3, 20_000))
+    (segment,) = segment_files(tmp_path)
+    size = segment.stat().st_size
+
+    def ends_up_in(seed: int, files: Files | None = None) -> int:
+        """The number of files after another put."""
+        with BlockStore.open(config(tmp_path), files=files) as store:
+            store.put(NAMESPACE, objects(seed, 3, 20_000))
+            check_all(store, objects(seed, 3, 20_000))
+            return len(segment_files(tmp_path))
+
+    class Refusing(Files):
+        def open(self, path, *, write=False):
+            if write and path == segment:
+                raise OSError(errno.EACCES, "Permission denied")
+            return super().open(path, write=write)
+
+    assert ends_up_in(2, Refusing()) == 2
+    second = segment_files(tmp_path)[1]
+    with open(segment, "rb") as held, open(second, "rb") as too:
+        for file in (held, too):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        assert ends_up_in(3) == 3
+    os.truncate(segment, size - 4096)
+    assert ends_up_in(4) == 3  # in one of the others
+    assert segment.stat().st_size == size - 4096
+
+
+def test_what_was_never_committed_is_cut_off_before_a_segment_is_taken_up_again(tmp_path):
+    with BlockStore.open(config(tmp_path)) as store:
+        store.put(NAMESPACE, objects(1, 3, 20_000))
+    (segment,) = segment_files(tmp_path)
+    with open(segment, "ab") as file:
+        file.write(b"x" * 50_000)
+    with BlockStore.open(config(tmp_path)) as store:
+        store.put(NAMESPACE, objects(2, 1, 100))
+        check_all(store, objects(1, 3, 20_000) + objects(2, 1, 100))
+    assert b"xxxx" not in segment.read_bytes()
+
+    class Refusing(Files):
+        def truncate(self, fd, length):
+            raise OSError(errno.EIO, "Input/output error")
+
+    with open(segment, "ab") as file:
+        file.write(b"x" * 50_000)
+    with BlockStore.open(config(tmp_path), files=Refusing()) as store:
+        store.put(NAMESPACE, objects(3, 1, 100))
+        assert len(segment_files(tmp_path)) == 2
+        check_all(store, objects(1, 3, 20_000) + objects(3, 1, 100))
