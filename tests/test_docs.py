@@ -1,6 +1,7 @@
 """Docs say what the code has: every flag, error code, metric and dependency, and no other."""
 
 import inspect
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -12,7 +13,13 @@ import typer
 
 from spillcache import errors
 from spillcache.cli.main import app
+from spillcache.config import EngineConfig, Settings
 from spillcache.metrics import Metrics
+from spillcache.serve.answer_format import timings_object
+from spillcache.serve.app import create_app
+from spillcache.serve.job import Timings, Usage
+from spillcache.serve.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from spillcache.serve.service import Service
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -91,6 +98,38 @@ def test_every_error_code_is_documented_and_no_other() -> None:
         if inspect.isclass(value) and issubclass(value, errors.SpillcacheError)
     }
     assert documented == codes
+
+
+def test_every_route_is_documented_and_no_other() -> None:
+    settings = Settings(EngineConfig(model=Path("m.gguf")))
+    app = create_app(Service(settings))
+    routes = {name.replace(":path}", "}") for name in app.state.routes}
+    documented = {
+        name
+        for cell in cells((DOCS / "api.md").read_text())
+        for name in quoted(cell)
+        if name.startswith(("GET ", "POST "))
+    }
+    assert documented == routes
+
+
+def test_every_field_of_requests_is_documented() -> None:
+    text = (DOCS / "api.md").read_text()
+    named = {word for quote in quoted(text) for word in re.findall(r"\w+", quote)}
+    for body in (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody):
+        assert set(body.model_fields) <= named
+
+
+def test_every_field_of_timings_is_documented() -> None:
+    text = (DOCS / "api.md").read_text()
+    timings = timings_object(Usage(9, 4, {"disk": 4}), Timings(1.5, 2.5, 3, 4.5, 5.5))
+    (sample,) = (
+        json.loads(block)
+        for block in re.findall(r"```json\n(.*?)```", text, re.S)
+        if "cache_n" in block
+    )
+    assert list(sample) == list(timings)
+    assert set(timings) <= {name for cell in cells(text) for name in quoted(cell)}
 
 
 def test_error_codes_are_only_those_of_the_tree() -> None:

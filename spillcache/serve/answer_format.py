@@ -22,25 +22,28 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def timings_object(usage: Usage, timings: Timings) -> dict[str, Any]:
-    """llama-server's ``timings``, and ours: the tiers of reused tokens, restore and queue."""
+    """llama-server's ``timings``, and ours: the tiers of reused tokens, restore and queue.
+
+    Times and rates have three decimals: what lies beyond is noise.
+    """
     computed = usage.prompt - usage.cached_total
     return {
         "cache_n": usage.cached_total,
         **_pace("prompt", computed, timings.prompt_ms),
         **_pace("predicted", usage.generated, timings.predicted_ms),
         "cache": {tier: usage.cached.get(tier, 0) for tier in ("live", "ram", "disk")},
-        "restore_ms": timings.restore_ms,
+        "restore_ms": round(timings.restore_ms, 3),
         "restored_bytes": timings.restored_bytes,
-        "queue_ms": timings.queue_ms,
+        "queue_ms": round(timings.queue_ms, 3),
     }
 
 
 def _pace(what: str, tokens: int, ms: float) -> dict[str, Any]:
     return {
         f"{what}_n": tokens,
-        f"{what}_ms": ms,
-        f"{what}_per_token_ms": ms / tokens if tokens else 0.0,
-        f"{what}_per_second": 1000.0 * tokens / ms if ms > 0 else 0.0,
+        f"{what}_ms": round(ms, 3),
+        f"{what}_per_token_ms": round(ms / tokens, 3) if tokens else 0.0,
+        f"{what}_per_second": round(1000.0 * tokens / ms, 3) if ms > 0 else 0.0,
     }
 
 

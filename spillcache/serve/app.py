@@ -8,13 +8,20 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from spillcache.errors import SpillcacheError
+from spillcache.errors import RequestError, SpillcacheError
 from spillcache.serve.answer_events import ClientGone
 from spillcache.serve.door import Door
 from spillcache.serve.http_errors import error_object, error_response
 from spillcache.serve.meta_routes import meta_router
 from spillcache.serve.middleware import BodyLimit, ErrorGuard, KeyGate
 from spillcache.serve.openai_routes import openai_router
+from spillcache.serve.root_route import root_router, route_names
+
+_ROUTER_ERRORS = {
+    404: ("not_found_error", "not_found"),
+    405: ("invalid_request_error", "method_not_allowed"),
+}
+"""Type and code of what the router says by itself, by status."""
 
 
 def create_app(service: Door) -> FastAPI:
@@ -23,8 +30,10 @@ def create_app(service: Door) -> FastAPI:
     Every error that a client sees is OpenAI's error object; none holds a traceback.
     """
     app = FastAPI(title="spillcache", openapi_url=None)
-    app.include_router(openai_router(service, int(time.time())))
-    app.include_router(meta_router(service))
+    routers = [openai_router(service, int(time.time())), meta_router(service)]
+    app.state.routes = route_names(routers)
+    for router in [*routers, root_router(app.state.routes)]:
+        app.include_router(router)
     app.add_exception_handler(SpillcacheError, _our_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientGone, _nobody_there)
@@ -45,9 +54,9 @@ async def _our_error(request: Request, error: Exception) -> Response:  # noqa: A
 async def _http_error(request: Request, exception: Exception) -> Response:
     """What the router says by itself: no such path, or not by this method."""
     error = cast("HTTPException", exception)
-    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-    message = f"{request.method} {request.url.path}: {error.detail.lower()}"
-    content = error_object(message, kind, error.status_code)
+    kind, code = _ROUTER_ERRORS.get(error.status_code, ("invalid_request_error", RequestError.code))
+    message = f"{request.method} {request.url.path}: {error.detail.lower()}; GET / lists the routes"
+    content = error_object(message, kind, code)
     return JSONResponse(content, error.status_code, error.headers)
 
 

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from spillcache.errors import BodyTooLarge, SpillcacheError, Unauthorized
 from spillcache.serve.http_errors import error_object, error_response
 
-PUBLIC_PATHS = frozenset({"/health", "/v1/health", "/models", "/v1/models"})
+PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health", "/models", "/v1/models"})
 """As llama-server: these answer without a key."""
 
 _DRAIN_S = 2.0

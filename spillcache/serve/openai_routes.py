@@ -127,7 +127,13 @@ async def _answer(
     events = AnswerEvents(request.receive)
     try:
         tokens = await in_text_thread(tokenize)
-        events.submit(service, body.to_request(tokens))
+        try:
+            events.submit(service, body.to_request(tokens))
+        except RequestError as error:
+            # The scheduler knows of prompts only; the client may have sent messages.
+            if error.param == "prompt":
+                error.param = body.prompt_field
+            raise
         batch = await events.next_events()
         if isinstance(batch[0], ErrorEvent):
             raise batch[0].error

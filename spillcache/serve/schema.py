@@ -1,12 +1,13 @@
 """What clients may send: OpenAI's chat completions and completions, with llama-server's extras.
 
 Types are strict, as OpenAI's are: ``"max_tokens": "5"`` is an error. Fields that are unknown are
-ignored; fields that are known but not offered are refused unless they say nothing, because an
-answer that ignores them would be a wrong answer.
+ignored, but for those that begin with ``cache_``, which decide over privacy; fields that are known
+but not offered are refused unless they say nothing, because an answer that ignores them would be a
+wrong answer.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -25,6 +26,9 @@ from spillcache.serve.job import GenerationRequest
 
 STOP_STRINGS_MAX = 32
 STOP_CHARACTERS_MAX = 1024
+
+_CACHE_FIELDS = ("cache_prompt", "cache_store", "cache_salt")
+_NAME_SHOWN = 64
 
 _SEEDS = 2**32 - 1
 """llama.cpp's seeds are u32, and the last one means "a random one": it is left out."""
@@ -89,6 +93,12 @@ class Message(BaseModel):
 class GenerationBody(_Body):
     """What both kinds of completion share. Null means the default, everywhere."""
 
+    # Unknown fields are kept, so that ``check_offered`` can see their names.
+    model_config = ConfigDict(extra="allow")
+
+    prompt_field: ClassVar[str]
+    """The field that the prompt comes from."""
+
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -140,9 +150,19 @@ class GenerationBody(_Body):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def check_offered(self) -> None:
-        """Raise Unsupported, naming the field, when a field asks for what this server can't do."""
+        """Raise Unsupported, naming the field, when a field asks for what this server can't do.
+
+        RequestError for a misspelt ``cache_`` field: ``cache_stor: false`` must not be stored.
+        """
+        for name in self.model_extra or ():
+            if name.lower().startswith("cache_"):
+                raise RequestError(
+                    f"{name[:_NAME_SHOWN]} is no field of this server, and a prompt should not be "
+                    f"kept by mistake; there are {', '.join(_CACHE_FIELDS)}",
+                    name[:_NAME_SHOWN],
+                )
         for name, says_nothing in _NEUTRAL.items():
-            value = getattr(self, name, None)
+            value = getattr(self, name) if name in type(self).model_fields else None
             if value is not None and not says_nothing(value):
                 raise Unsupported(f"{name} is not supported by this server", name)
 
@@ -192,6 +212,8 @@ class GenerationBody(_Body):
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
+    prompt_field = "messages"
+
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 
     audio: Any = None
@@ -208,6 +230,8 @@ class ChatBody(GenerationBody):
 
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
+
+    prompt_field = "prompt"
 
     prompt: Prompt
 

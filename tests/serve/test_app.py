@@ -11,6 +11,7 @@ import openai
 import pytest
 from fake_service import FakeService
 
+from spillcache.errors import PromptTooLong
 from spillcache.serve.app import create_app
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -109,7 +110,9 @@ def test_openais_client_reads_our_errors(ai):
 def test_no_such_path(http):
     response = http.post("/v1/nothing", json={})
     assert response.status_code == 404
-    assert error_of(response)["type"] == "not_found_error"
+    error = error_of(response)
+    assert (error["type"], error["code"]) == ("not_found_error", "not_found")
+    assert "GET / lists the routes" in error["message"]
     assert http.get("/docs").status_code == http.get("/openapi.json").status_code == 404
 
 
@@ -117,7 +120,31 @@ def test_wrong_method(http):
     response = http.get(CHAT)
     assert response.status_code == 405
     assert response.headers["allow"] == "POST"
-    assert error_of(response)["type"] == "invalid_request_error"
+    error = error_of(response)
+    assert (error["type"], error["code"]) == ("invalid_request_error", "method_not_allowed")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": HELLO}, "messages"),
+        ("/v1/completions", {"prompt": "x"}, "prompt"),
+    ],
+)
+def test_a_prompt_that_is_too_long_names_the_field_that_was_sent(http, service, path, body, param):
+    service.script.refuse = PromptTooLong("the prompt has 5 tokens", "prompt")
+    error = error_of(http.post(path, json=body))
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("name", ["cache_stor", "cache_key", "Cache_Store", "cache_" + "x" * 500])
+def test_a_misspelt_cache_field_is_refused(http, service, name):
+    response = http.post(CHAT, json={"messages": HELLO, name: False})
+    error = error_of(response)
+    assert (response.status_code, error["code"]) == (400, "REQUEST_INVALID")
+    assert error["param"] == name[:64]
+    assert "cache_prompt, cache_store, cache_salt" in error["message"]
+    assert service.requests == []
 
 
 def test_a_bug_is_a_sentence_and_a_log_entry(http, service, caplog):

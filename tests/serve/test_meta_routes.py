@@ -1,6 +1,7 @@
 import pytest
 from fake_service import BOS
 
+from spillcache import __version__
 from spillcache.errors import ModelLoadError
 
 
@@ -79,3 +80,19 @@ def test_props(http, service):
     assert props["build_info"].startswith("spillcache ")
     service.state = "loading"
     assert http.get("/props").status_code == 503
+
+
+def test_the_root_says_what_this_is_and_lists_the_routes(http):
+    about = http.get("/").json()
+    assert (about["name"], about["version"]) == ("spillcache", __version__)
+    assert "POST /v1/chat/completions" in about["routes"]
+    for route in about["routes"]:
+        method, path = route.split()
+        asked = http.request(method, path.replace("{model:path}", "tiny-fake"))
+        assert asked.status_code in ({200} if method == "GET" else {400})
+
+
+@pytest.mark.parametrize("service_options", [{"api_key": "k"}])
+def test_the_root_needs_no_key(http):
+    assert http.get("/").status_code == 200
+    assert http.get("/props").status_code == 401

@@ -105,6 +105,8 @@ def test_null_is_the_default_everywhere():
 
 def test_unknown_fields_are_ignored():
     chat(user="me", store=True, service_tier="auto", whatever={"a": 1}).check_offered()
+    chat(suffix="x", echo=True, check_offered=1, model_fields=2).check_offered()
+    completion(tools=[{}]).check_offered()
 
 
 ASKS = {
