@@ -1,7 +1,6 @@
 """``spillcache serve``: from flags to ``Settings``, and into the server."""
 
 import logging
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +22,8 @@ from spillcache.config import (
     parse_size,
 )
 from spillcache.errors import ConfigError
+
+log = logging.getLogger("spillcache.serve")
 
 _ENGINE = EngineConfig(model=Path())
 _SERVE = ServeConfig()
@@ -52,6 +53,7 @@ def serve(
     cache_disk_size: flags.CacheDiskSize = None,
     cache_disk_min_free: flags.CacheDiskMinFree = None,
     cache_disk_codec: flags.CacheDiskCodec = None,
+    cache_disk_key_file: flags.CacheDiskKeyFile = None,
     cache_max_age: flags.CacheMaxAge = None,
     cache_ram: flags.CacheRam = _CACHE.ram_bytes // MIB,
     cache_min_tokens: flags.CacheMinTokens = _CACHE.min_tokens,
@@ -77,13 +79,21 @@ def serve(
         serve=ServeConfig(host=host, port=port, api_key=api_key or None, alias=alias),
         cache=CacheConfig(ram_bytes=cache_ram * MIB, min_tokens=cache_min_tokens),
         store=_aged(
-            _store(cache_disk, cache_disk_size, cache_disk_min_free, cache_disk_codec),
+            _store(
+                cache_disk,
+                cache_disk_size,
+                cache_disk_min_free,
+                cache_disk_codec,
+                cache_disk_key_file,
+            ),
             cache_max_age,
         ),
     )
-    _set_up_logging(log_level)
-    _warn_if_open(settings.serve)
-    raise typer.Exit(_run_server(settings))
+    from spillcache.serve.server_log import log_to_stderr  # noqa: PLC0415 — not for --help
+
+    with log_to_stderr(log_level):
+        _warn_if_open(settings.serve)
+        raise typer.Exit(_run_server(settings))
 
 
 def _ubatch(tokens: int) -> int:
@@ -103,11 +113,16 @@ def _type_v(type_v: KVType, flash_attention: FlashAttention) -> KVType:
 
 
 def _store(
-    path: Path | None, size: str | None, min_free: str | None, codec: Codec | None
+    path: Path | None,
+    size: str | None,
+    min_free: str | None,
+    codec: Codec | None,
+    key_file: Path | None,
 ) -> StoreConfig | None:
     """The store's settings; raises ConfigError for flags without a directory, or bad sizes."""
     if path is None:
-        for flag, value in (("size", size), ("min-free", min_free), ("codec", codec)):
+        given = {"size": size, "min-free": min_free, "codec": codec, "key-file": key_file}
+        for flag, value in given.items():
             if value is not None:
                 raise ConfigError(f"--cache-disk-{flag} needs --cache-disk DIR")
         return None
@@ -119,6 +134,7 @@ def _store(
         if min_free is None
         else parse_size(min_free, "--cache-disk-min-free"),
         codec=codec or defaults.codec,
+        key_file=None if key_file is None else key_file.expanduser(),
     )
 
 
@@ -133,20 +149,10 @@ def _aged(store: StoreConfig | None, max_age: str | None) -> StoreConfig | None:
     return replace(store, max_age_s=parse_age(max_age, "--cache-max-age"))
 
 
-def _set_up_logging(level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-    )
-
-
 def _warn_if_open(config: ServeConfig) -> None:
     if config.api_key is None and config.host not in ("127.0.0.1", "::1", "localhost"):
-        print(
-            f"spillcache: warning: {config.host} may be reachable from other machines, "
-            "and there is no --api-key",
-            file=sys.stderr,
+        log.warning(
+            "%s may be reachable from other machines, and there is no --api-key", config.host
         )
 
 

@@ -222,6 +222,15 @@ CacheMaxAge = Annotated[
         rich_help_panel=_CACHE,
     ),
 ]
+CacheDiskKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-disk-key-file",
+        metavar="FILE",
+        help="Encrypt new blocks with the key in FILE: 32 bytes or 64 hexadecimal digits.",
+        rich_help_panel=_CACHE,
+    ),
+]
 CacheRam = Annotated[
     int,
     typer.Option(

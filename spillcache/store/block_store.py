@@ -87,12 +87,12 @@ class BlockStore:
         """Open the store in ``config.path``, made if the directory is missing or empty.
 
         Takes over what a process that died left behind. A second open in one process shares the
-        first one's resources, ``files`` and codec; its quota counts from then on. ``files``:
+        first one's resources, ``files``, codec and key; its quota counts from then on. ``files``:
         another way to reach the operating system.
 
         Raises StoreLocationError (a file, read-only, a network filesystem, another user's),
         StoreFormatError (another format, or a directory with files that are not ours), ConfigError
-        (a quota under the minimum), StoreIndexError and StoreIOError.
+        (a quota under the minimum, or a key that can't be used), StoreIndexError and StoreIOError.
         """
         return cls(acquire(config, metrics, files))
 
@@ -161,7 +161,7 @@ class BlockStore:
         iterator ends the threads and frees the rest.
 
         Raises, when its turn comes: CorruptBlock (the object is now quarantined), ObjectMissing
-        (evicted since ``find``), StoreIOError (nothing is deleted).
+        (evicted since ``find``, or encrypted with another key), StoreIOError (nothing is deleted).
         """
         store = self._store()
         ahead = ReadAhead(
@@ -171,6 +171,7 @@ class BlockStore:
             pool=store.pool,
             memory_bytes=memory_bytes,
             stop=stop,
+            cipher=store.cipher,
         )
         try:
             for item in ahead:
@@ -246,9 +247,7 @@ class BlockStore:
         """
         return collect(self._store(), target_bytes, max_age_s, progress)
 
-    def purge(
-        self, namespace_id: bytes | None = None, progress: Progress = _no_progress
-    ) -> Purged:
+    def purge(self, namespace_id: bytes | None = None, progress: Progress = _no_progress) -> Purged:
         """Delete every object of a namespace, or of all of them, pinned or not; also while others
         use the store, to whom they are misses.
 
@@ -320,6 +319,7 @@ class BlockStore:
             "quota_bytes": store.room.limits.quota_bytes,
             "min_free_bytes": store.room.limits.min_free_bytes,
             "codec": store.writer.codec,
+            "key_id": "" if store.cipher is None else store.cipher.key_id.hex(),
         }
 
     def close(self) -> None:

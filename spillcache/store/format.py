@@ -14,6 +14,7 @@ from blake3 import blake3
 from spillcache.chain import HASH_BYTES
 from spillcache.namespace import ID_BYTES, Namespace
 from spillcache.state import Buffer
+from spillcache.store.cipher import KEY_ID_BYTES, NO_KEY, OVERHEAD_BYTES
 
 FORMAT = 1
 """The number in every segment header and in spillcache.json; another one is refused."""
@@ -23,6 +24,8 @@ STORE_ID_BYTES = 16
 CHECKSUM_BYTES = 16
 DIGEST_BYTES = 32
 RECORD_HEADER_BYTES = 192
+DIGEST_OFFSET = 120
+KEY_ID_OFFSET = 152
 TOKEN_BYTES = 4
 
 MAX_PAYLOAD_BYTES = 1 << 36
@@ -32,7 +35,7 @@ SEGMENT_MAGIC = b"spillseg"
 RECORD_MAGIC = b"spillrec"
 
 _SEGMENT = struct.Struct("<8sIIQ16sQ")
-_RECORD = struct.Struct("<8sBBBBI8s32s32sIIQQQ32s24x")
+_RECORD = struct.Struct("<8sBBBBI8s32s32sIIQQQ32s8s16x")
 _NO_HASH = bytes(HASH_BYTES)
 
 
@@ -113,13 +116,22 @@ class RecordHeader:
     written_ns: int
     """Unix time of the put; a rebuilt index takes it as the last use."""
     digest: bytes
-    """BLAKE3 over the tail's tokens and the payload as stored."""
+    """BLAKE3 over the tail's tokens and the payload as stored; encrypted ones, if they are."""
     tail_tokens: int = 0
+    key_id: bytes = NO_KEY
+    """Of the key that tail tokens and payload are encrypted with."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether a key is needed to read the payload."""
+        return self.key_id != NO_KEY
 
     @property
     def payload_offset(self) -> int:
-        """Where the payload begins in the record."""
-        return RECORD_HEADER_BYTES + TOKEN_BYTES * self.tail_tokens
+        """Where the stored payload begins in the record; a tail's tokens are in it if it is
+        encrypted.
+        """
+        return RECORD_HEADER_BYTES + (0 if self.is_encrypted else TOKEN_BYTES * self.tail_tokens)
 
     @property
     def record_bytes(self) -> int:
@@ -145,6 +157,7 @@ class RecordHeader:
                 self.stored_bytes,
                 self.written_ns,
                 self.digest,
+                self.key_id,
             )
         except struct.error as error:
             raise FormatError(f"a record's field is out of range: {error}") from error
@@ -159,12 +172,12 @@ class RecordHeader:
         """
         if len(data) < RECORD_HEADER_BYTES:
             raise FormatError("the record is shorter than its header")
-        magic, kind, part, codec, rank, tail_tokens, *rest = _RECORD.unpack_from(data)
+        magic, kind, part, codec, rank, tail_tokens, *rest, key_id = _RECORD.unpack_from(data)
         if magic != RECORD_MAGIC:
             raise FormatError("not a record: wrong magic")
         if _checksum(data[: _RECORD.size]) != data[_RECORD.size : RECORD_HEADER_BYTES]:
             raise FormatError("the record header's checksum is wrong")
-        fields = (kind, part, codec, rank, *rest, tail_tokens)
+        fields = (kind, part, codec, rank, *rest, tail_tokens, key_id)
         header = cls(*fields)
         header._check()
         return header
@@ -172,13 +185,22 @@ class RecordHeader:
     def _check(self) -> None:
         if max(self.raw_bytes, self.stored_bytes) > MAX_PAYLOAD_BYTES:
             raise FormatError("a payload's length is over the limit")
-        if not self.codec and self.raw_bytes != self.stored_bytes:
+        encryption = OVERHEAD_BYTES + TOKEN_BYTES * self.tail_tokens if self.is_encrypted else 0
+        if not self.codec and self.raw_bytes + encryption != self.stored_bytes:
             raise FormatError("a raw payload has two lengths")
         if self.tail_tokens > MAX_TAIL_TOKENS:
             raise FormatError("a tail's token count is over the limit")
-        lengths = (len(self.namespace_id), len(self.block), len(self.parent), len(self.digest))
-        if lengths != (ID_BYTES, HASH_BYTES, HASH_BYTES, DIGEST_BYTES):
+        fields = (self.namespace_id, self.block, self.parent, self.digest, self.key_id)
+        lengths = (ID_BYTES, HASH_BYTES, HASH_BYTES, DIGEST_BYTES, KEY_ID_BYTES)
+        if tuple(map(len, fields)) != lengths:
             raise FormatError("an id, hash or digest of the wrong length")
+
+
+def bound_bytes(head: bytes) -> bytes:
+    """The bytes of a record's header that its encryption is bound to: all that is known before, and
+    the key's id.
+    """
+    return head[:DIGEST_OFFSET] + head[KEY_ID_OFFSET : KEY_ID_OFFSET + KEY_ID_BYTES]
 
 
 def payload_digest(tail: Buffer, stored: Buffer) -> bytes:

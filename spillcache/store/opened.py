@@ -15,6 +15,7 @@ from spillcache.store.appender import Appender
 from spillcache.store.auto_codec import AutoCodec
 from spillcache.store.buffers import BufferPool
 from spillcache.store.catalog import Catalog, Place
+from spillcache.store.cipher import read_key
 from spillcache.store.disk_speed import read_speed
 from spillcache.store.files import Files, store_error
 from spillcache.store.format import PAGE_BYTES, padded
@@ -83,6 +84,9 @@ class OpenStore:
         self.metrics = metrics
         self.handles = 0
         self.pid = os.getpid()
+        self.cipher = None if config.key_file is None else read_key(config.key_file)
+        """The key that is given, if one is."""
+        self._met_locked = False
         try:
             self._tenancy = Tenancy(location.path)
         except OSError as error:
@@ -135,6 +139,7 @@ class OpenStore:
             index=self.index,
             room=self.room,
             codec=config.codec,
+            cipher=self.cipher,
             auto=AutoCodec(self._note, self._set_note, self._read_speed),
         )
 
@@ -207,10 +212,8 @@ class OpenStore:
         """
         entry = failure.entry
         name = f"{entry.part.name.lower()} of block {entry.block.hex()[:16]}"
-        if failure.kind == "io" and isinstance(failure.error, OSError):
-            return store_error(failure.error, f"{name} was read")
-        if failure.kind == "internal":
-            return StoreIOError(f"{name} could not be read: {failure.reason}")
+        if failure.kind in ("io", "internal", "locked"):
+            return self._unread(failure, name)
         with self.index.read() as catalog:
             now = catalog.current(entry)
         if not entry.same_place(now):
@@ -221,6 +224,17 @@ class OpenStore:
         if again is None:
             return StoreIOError(f"{name} was read wrong once, and right then; nothing was deleted")
         return self._corrupt(again, name) if again.kind == "corrupt" else self.failed(again)
+
+    def _unread(self, failure: Failure, name: str) -> StoreError:
+        """For what says nothing of the record: it stays as it is."""
+        if failure.kind == "io" and isinstance(failure.error, OSError):
+            return store_error(failure.error, f"{name} was read")
+        if failure.kind != "locked":
+            return StoreIOError(f"{name} could not be read: {failure.reason}")
+        if not self._met_locked:
+            self._met_locked = True
+            log.warning("%s: %s; such blocks are computed again", name, failure.reason)
+        return ObjectMissing(f"{name}: {failure.reason}")
 
     def _corrupt(self, failure: Failure, name: str) -> StoreError:
         if not self.condemn(failure):
@@ -241,6 +255,7 @@ class OpenStore:
             pool=self.pool,
             memory_bytes=0,
             stop=lambda: False,
+            cipher=self.cipher,
         )
         try:
             item = next(iter(ahead))

@@ -17,10 +17,19 @@ from pathlib import Path
 from typing import Literal
 
 from spillcache.config import KIB, MIB
+from spillcache.state import Buffer
 from spillcache.store import codec as codecs
 from spillcache.store.buffers import AlignedBuffer, BufferPool, rounded
+from spillcache.store.cipher import KEY_ID_BYTES, Cipher, CipherError, WrongKey
 from spillcache.store.files import Files, read_fully
-from spillcache.store.format import RECORD_HEADER_BYTES, TOKEN_BYTES, FormatError, padded
+from spillcache.store.format import (
+    KEY_ID_OFFSET,
+    RECORD_HEADER_BYTES,
+    TOKEN_BYTES,
+    FormatError,
+    bound_bytes,
+    padded,
+)
 from spillcache.store.record import verify
 from spillcache.store.rows import Entry
 
@@ -35,8 +44,8 @@ _LARGEST_GAP_BYTES = 128 * KIB
 """Reading over a gap costs less than another read."""
 _POLL_S = 0.02
 _JOIN_S = 10.0
-_WHERE = struct.Struct("<QQQQ48xI4xB")
-"""Of a row: segment, offset, stored and raw length, tail tokens, codec."""
+_WHERE = struct.Struct("<QQQQ48xI4xBxxB")
+"""Of a row: segment, offset, stored and raw length, tail tokens, codec, whether it is encrypted."""
 
 log = logging.getLogger("spillcache.store")
 
@@ -117,7 +126,8 @@ class Failure:
     """Why an entry could not be read."""
 
     entry: Entry
-    kind: Literal["corrupt", "missing", "io", "internal"]
+    kind: Literal["corrupt", "missing", "io", "locked", "internal"]
+    """Locked: it is whole, but encrypted with a key that is not ours."""
     reason: str
     error: BaseException | None = None
     record: bytes = b""
@@ -166,10 +176,11 @@ def plan_runs(entries: Sequence[Entry]) -> list[Run]:
     longest = _SHORTEST_READ_BYTES
     runs: list[Run] = []
     run = Run(-1, 0, 0)
-    for entry, (segment, offset, stored_bytes, raw_bytes, tail_tokens, codec) in zip(
+    for entry, (segment, offset, stored_bytes, raw_bytes, tail_tokens, codec, encrypted) in zip(
         entries, where, strict=True
     ):
-        length = padded(RECORD_HEADER_BYTES + TOKEN_BYTES * tail_tokens + stored_bytes)
+        tail_bytes = 0 if encrypted else TOKEN_BYTES * tail_tokens
+        length = padded(RECORD_HEADER_BYTES + tail_bytes + stored_bytes)
         end = offset + length
         if (
             segment != run.segment
@@ -183,7 +194,7 @@ def plan_runs(entries: Sequence[Entry]) -> list[Run]:
         run.entries.append(entry)
         run.places.append((offset - run.start, length))
         run.end = end
-        if codec:
+        if codec or encrypted:
             run.decoded_bytes += raw_bytes
     return runs
 
@@ -205,6 +216,7 @@ class ReadAhead:
         pool: BufferPool,
         memory_bytes: int,
         stop: Callable[[], bool],
+        cipher: Cipher | None = None,
     ) -> None:
         self._runs = plan_runs(entries)
         self._files = files
@@ -212,6 +224,7 @@ class ReadAhead:
         self._pool = pool
         self._memory_bytes = memory_bytes
         self._stop = stop
+        self._cipher = cipher
         self._changed = threading.Condition()
         self._next = 0
         self._wanted = 0
@@ -314,7 +327,7 @@ class ReadAhead:
         while (fetched := self._take_fetched()) is not None:
             run, lease = self._runs[fetched.number], fetched.lease
             try:
-                items = _verified(run, lease, fetched.buffer, fetched.count)
+                items = self._verified(run, lease, fetched.buffer, fetched.count)
             except BaseException as error:  # as above
                 items = _failures(run, error)
             self._done(run, lease, items)
@@ -354,25 +367,37 @@ class ReadAhead:
         buffer = lease.take(length)
         return buffer, read_fully(self._files, fd, buffer.view[:length], run.start)
 
+    def _verified(
+        self, run: Run, lease: _Lease, buffer: AlignedBuffer, count: int
+    ) -> list[Payload | Failure]:
+        """What is to be handed over for a run's bytes, of which ``count`` came."""
+        decoded: _Decoded | None = None
+        items: list[Payload | Failure] = []
+        for entry, (start, length) in zip(run.entries, run.places, strict=True):
+            record = buffer.view[start : max(start, min(start + length, count))]
+            try:
+                stored = verify(record, entry)
+                if entry.codec == codecs.CodecId.RAW and not entry.encrypted:
+                    items.append(Payload(entry, lease, buffer, start + entry.payload_offset))
+                else:
+                    decoded = decoded or _Decoded(run, lease)
+                    items.append(decoded.payload(entry, self._decrypted(entry, record, stored)))
+            except WrongKey as error:
+                items.append(Failure(entry, "locked", str(error), error))
+            except (FormatError, CipherError, codecs.CodecError) as error:
+                items.append(Failure(entry, "corrupt", str(error), record=bytes(record)))
+        return items
 
-def _verified(
-    run: Run, lease: _Lease, buffer: AlignedBuffer, count: int
-) -> list[Payload | Failure]:
-    """What is to be handed over for a run's bytes, of which ``count`` came."""
-    decoded: _Decoded | None = None
-    items: list[Payload | Failure] = []
-    for entry, (start, length) in zip(run.entries, run.places, strict=True):
-        record = buffer.view[start : max(start, min(start + length, count))]
-        try:
-            stored = verify(record, entry)
-            if entry.codec == codecs.CodecId.RAW:
-                items.append(Payload(entry, lease, buffer, start + entry.payload_offset))
-            else:
-                decoded = decoded or _Decoded(run, lease)
-                items.append(decoded.payload(entry, stored))
-        except (FormatError, codecs.CodecError) as error:
-            items.append(Failure(entry, "corrupt", str(error), record=bytes(record)))
-    return items
+    def _decrypted(self, entry: Entry, record: memoryview, stored: memoryview) -> Buffer:
+        """The stored payload as its codec left it; raises WrongKey and CipherError."""
+        if not entry.encrypted:
+            return stored
+        head = bytes(record[:RECORD_HEADER_BYTES])
+        key_id = head[KEY_ID_OFFSET : KEY_ID_OFFSET + KEY_ID_BYTES]
+        if self._cipher is None or key_id != self._cipher.key_id:
+            raise WrongKey(f"it is encrypted with the key {key_id.hex()}, which is not given")
+        plain = memoryview(self._cipher.decrypt(stored, bound_bytes(head)))
+        return plain[TOKEN_BYTES * entry.tail_tokens :]
 
 
 class _Decoded:
@@ -383,7 +408,7 @@ class _Decoded:
         self._buffer = lease.take(run.decoded_bytes)
         self._used = 0
 
-    def payload(self, entry: Entry, stored: memoryview) -> Payload:
+    def payload(self, entry: Entry, stored: Buffer) -> Payload:
         """Decode one; raises CodecError."""
         start = self._used
         codecs.decode_into(entry.codec, stored, self._buffer.view[start : start + entry.raw_bytes])

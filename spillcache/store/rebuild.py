@@ -191,4 +191,5 @@ def entry_of(place: Place, header: RecordHeader) -> Entry | None:
         codec=header.codec,
         rank=header.rank,
         record_class=header.record_class,
+        encrypted=int(header.is_encrypted),
     )

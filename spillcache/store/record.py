@@ -2,8 +2,12 @@
 
 from blake3 import blake3
 
+from spillcache.store.cipher import KEY_ID_BYTES, NO_KEY
 from spillcache.store.format import (
+    CHECKSUM_BYTES,
     DIGEST_BYTES,
+    DIGEST_OFFSET,
+    KEY_ID_OFFSET,
     RECORD_HEADER_BYTES,
     RECORD_MAGIC,
     FormatError,
@@ -12,8 +16,7 @@ from spillcache.store.format import (
 )
 from spillcache.store.rows import Entry
 
-_CHECKED = RECORD_HEADER_BYTES - 16
-_DIGEST = 120
+_CHECKED = RECORD_HEADER_BYTES - CHECKSUM_BYTES
 
 
 def verify(record: memoryview, entry: Entry) -> memoryview:
@@ -30,7 +33,7 @@ def verify(record: memoryview, entry: Entry) -> memoryview:
         if len(record) >= end:
             # A tail's tokens and the payload, which are neighbours.
             digest = blake3(record[RECORD_HEADER_BYTES:end]).digest()
-            if digest == head[_DIGEST : _DIGEST + DIGEST_BYTES]:
+            if digest == head[DIGEST_OFFSET : DIGEST_OFFSET + DIGEST_BYTES]:
                 return record[start:end]
     return _take_apart(record, entry)
 
@@ -47,7 +50,9 @@ def _is_header_of(head: bytes, entry: Entry) -> bool:
         and head[56:96] == row[40:80]
         and head[96:104] == row[24:32]
         and head[104:112] == row[16:24]
-        and (row[88] != 0 or row[24:32] == row[16:24])
+        # What is neither encoded nor encrypted has one length.
+        and (row[88] != 0 or row[91] != 0 or row[24:32] == row[16:24])
+        and (head[KEY_ID_OFFSET : KEY_ID_OFFSET + KEY_ID_BYTES] != NO_KEY) == row[91]
         and blake3(head[:_CHECKED]).digest(length=16) == head[_CHECKED:]
     )
 
@@ -67,11 +72,13 @@ def _take_apart(record: memoryview, entry: Entry) -> memoryview:
     lengths = (header.raw_bytes, header.stored_bytes, header.tail_tokens)
     if lengths != (entry.raw_bytes, entry.stored_bytes, entry.tail_tokens):
         raise FormatError("the record's lengths are not those in the index")
+    if header.is_encrypted != entry.encrypted:
+        raise FormatError("the record is encrypted and the index says otherwise, or not at all")
     start = header.payload_offset
     if len(record) < start + header.stored_bytes:
         raise FormatError("the segment ends within the record")
     stored = record[start : start + header.stored_bytes]
-    tail = record[start - 4 * header.tail_tokens : start]
+    tail = record[RECORD_HEADER_BYTES:start]
     if payload_digest(tail, stored) != header.digest:
         raise FormatError("the payload's digest is wrong")
     return stored

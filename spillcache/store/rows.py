@@ -19,7 +19,7 @@ OBJECT_KEY_BYTES = ID_BYTES + HASH_BYTES + 1
 NOWHERE = 0
 """The segment of an object whose bytes are gone while blocks that follow it are still there."""
 
-_ENTRY = struct.Struct("<QQQQQ32sIIIIBBBx")
+_ENTRY = struct.Struct("<QQQQQ32sIIIIBBBB")
 ENTRY_BYTES = _ENTRY.size
 PRESENT = bytes(7) + b"\x01"
 """Rows of objects that lie in a segment compare as not less than this: its first eight bytes are
@@ -28,7 +28,7 @@ not all zero.
 _NAMES = (
     *("namespace_id", "block", "part", "segment", "offset", "stored_bytes", "raw_bytes"),
     *("last_use", "parent", "block_index", "token_count", "tail_tokens", "children"),
-    *("codec", "rank", "record_class"),
+    *("codec", "rank", "record_class", "encrypted"),
 )
 _FIELDS = {name: at for at, name in enumerate(_NAMES)}
 _SEGMENT = struct.Struct("<BxxxxxxxQQQQQQQ")
@@ -82,6 +82,7 @@ class Entry(tuple[bytes, BlockHash, Part, bytes]):
         codec: int,
         rank: int,
         record_class: int,
+        encrypted: int = 0,
     ) -> "Entry":
         """Made of all its fields; raises struct.error if one is out of range."""
         value = _ENTRY.pack(
@@ -98,6 +99,7 @@ class Entry(tuple[bytes, BlockHash, Part, bytes]):
             codec,
             rank,
             record_class,
+            encrypted,
         )
         return tuple.__new__(cls, (namespace_id, block, part, value))
 
@@ -154,9 +156,14 @@ class Entry(tuple[bytes, BlockHash, Part, bytes]):
         return self[3][90]
 
     @property
+    def encrypted(self) -> int:
+        """1 if a key is needed to read it, else 0."""
+        return self[3][91]
+
+    @property
     def payload_offset(self) -> int:
-        """Where the payload begins in the record."""
-        return RECORD_HEADER_BYTES + TOKEN_BYTES * self.tail_tokens
+        """Where the stored payload begins in the record."""
+        return RECORD_HEADER_BYTES + (0 if self[3][91] else TOKEN_BYTES * self.tail_tokens)
 
     @property
     def record_bytes(self) -> int:

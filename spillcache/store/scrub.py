@@ -155,6 +155,7 @@ class Scrub:
             pool=store.pool,
             memory_bytes=_MEMORY_BYTES,
             stop=self._stop,
+            cipher=store.cipher,
         )
         try:
             count = 0
@@ -181,6 +182,8 @@ class Scrub:
 
     def _meet(self, failure: Failure) -> None:
         """Something is wrong with an object, unless it went meanwhile, or reads well now."""
+        if failure.kind == "locked":
+            return  # Its digest is right; more can't be told without its key.
         store, report = self._store, self._report
         again = store.reread(failure.entry)
         with store.index.read() as catalog:

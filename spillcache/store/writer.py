@@ -19,13 +19,16 @@ from spillcache.store import codec as codecs
 from spillcache.store.appender import Appender
 from spillcache.store.auto_codec import AutoCodec
 from spillcache.store.catalog import Catalog, Place
+from spillcache.store.cipher import NO_KEY, OVERHEAD_BYTES, Cipher
 from spillcache.store.files import Files, is_no_space, store_error
 from spillcache.store.format import (
+    DIGEST_BYTES,
     MAX_PAYLOAD_BYTES,
     PAGE_BYTES,
     RECORD_HEADER_BYTES,
     RecordClass,
     RecordHeader,
+    bound_bytes,
     namespace_record,
     padded,
     payload_digest,
@@ -41,6 +44,7 @@ _GROUP_BYTES = 80 * MIB
 """With headers and padding: 64 MiB of payloads from 64 KiB on."""
 _FULL_RETRIES = 2
 _MAX_COUNT = 1 << 32
+_NO_DIGEST = bytes(DIGEST_BYTES)
 
 log = logging.getLogger("spillcache.store")
 
@@ -48,23 +52,46 @@ log = logging.getLogger("spillcache.store")
 class _Record:
     """An object on its way to disk."""
 
-    __slots__ = ("codec", "key", "namespace_id", "size", "source", "stored")
+    __slots__ = ("cipher", "codec", "key", "namespace_id", "size", "source", "stored")
 
     def __init__(
-        self, namespace_id: bytes, source: StoreObject, codec: codecs.CodecId, stored: Buffer
+        self,
+        namespace_id: bytes,
+        source: StoreObject,
+        codec: codecs.CodecId,
+        stored: Buffer,
+        cipher: Cipher | None = None,
     ) -> None:
         self.namespace_id = namespace_id
         self.source = source
         self.key = object_key(namespace_id, source.block, source.part)
         self.codec = codec
         self.stored = stored
-        self.size = padded(RECORD_HEADER_BYTES + len(stored))
+        self.cipher = cipher
+        self.size = padded(RECORD_HEADER_BYTES + self.stored_bytes)
         """In the segment, header and padding included."""
 
+    @property
+    def stored_bytes(self) -> int:
+        """What the payload takes, encrypted if it is to be."""
+        return len(self.stored) + (OVERHEAD_BYTES if self.cipher is not None else 0)
+
     def pieces(self) -> tuple[Buffer, ...]:
-        """Header and payload; the payload is digested here, while bytes before it are written."""
-        source, stored = self.source, self.stored
-        header = RecordHeader(
+        """Header and payload; the payload is encrypted and digested here, while bytes before it
+        are written.
+        """
+        header = self._header()
+        if self.cipher is None:
+            header.digest = payload_digest(b"", self.stored)
+            return header.encode(), self.stored
+        nonce, stored = self.cipher.encrypt(self.stored, bound_bytes(header.encode()))
+        header.digest = payload_digest(nonce, stored)
+        return header.encode(), nonce, stored
+
+    def _header(self) -> RecordHeader:
+        """All but the digest."""
+        source = self.source
+        return RecordHeader(
             record_class=RecordClass.BLOCK,
             part=source.part,
             codec=self.codec,
@@ -75,11 +102,11 @@ class _Record:
             block_index=source.block_index,
             token_count=source.token_count,
             raw_bytes=_length(source.payload),
-            stored_bytes=len(stored),
+            stored_bytes=self.stored_bytes,
             written_ns=time.time_ns(),
-            digest=payload_digest(b"", stored),
+            digest=_NO_DIGEST,
+            key_id=NO_KEY if self.cipher is None else self.cipher.key_id,
         )
-        return header.encode(), stored
 
     def entry(self, segment: int, offset: int) -> Entry:
         """The row that names it, its children and last use not yet filled in."""
@@ -90,7 +117,7 @@ class _Record:
             part=source.part,
             segment=segment,
             offset=offset,
-            stored_bytes=len(self.stored),
+            stored_bytes=self.stored_bytes,
             raw_bytes=_length(source.payload),
             last_use=0,
             parent=source.parent,
@@ -101,6 +128,7 @@ class _Record:
             codec=self.codec,
             rank=source.rank,
             record_class=RecordClass.BLOCK,
+            encrypted=int(self.cipher is not None),
         )
 
 
@@ -151,6 +179,7 @@ class Writer:
         room: Room,
         codec: Codec,
         auto: AutoCodec,
+        cipher: Cipher | None = None,
     ) -> None:
         self._appender = appender
         self._segments = segments
@@ -159,6 +188,7 @@ class Writer:
         self._room = room
         self.codec: Codec = codec
         self._auto = auto
+        self._cipher = cipher
         self._lock = threading.Lock()
 
     def put(self, namespace: Namespace, objects: Sequence[StoreObject]) -> PutResult:
@@ -230,7 +260,7 @@ class Writer:
         chosen = self.codec
         if chosen == "auto":
             chosen = self._auto.choose(namespace_id, item.part, payload)
-        return _Record(namespace_id, item, *codecs.encode(chosen, payload))
+        return _Record(namespace_id, item, *codecs.encode(chosen, payload), self._cipher)
 
     def _write(
         self, namespace: Namespace, group: list[_Record], spared: set[bytes], tally: _Tally
