@@ -8,8 +8,12 @@ import asyncio
 
 from starlette.types import Receive
 
+from spillcache.serve.answer_log import log_done, log_failed, log_left, log_waiting
 from spillcache.serve.door import Door
-from spillcache.serve.job import Event, GenerationRequest, Ticket
+from spillcache.serve.job import DoneEvent, ErrorEvent, Event, GenerationRequest, Ticket
+
+LONG_WAIT_S = 10.0
+"""Waiting longer than this for a slot is worth a warning."""
 
 
 class ClientGone(Exception):
@@ -28,6 +32,8 @@ class AnswerEvents:
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
         self._ticket: Ticket | None = None
         self._gone = False
+        self._ended = False
+        self._late: asyncio.TimerHandle | None = None
         self._watcher = asyncio.create_task(self._watch())
 
     def submit(self, service: Door, request: GenerationRequest) -> None:
@@ -35,6 +41,7 @@ class AnswerEvents:
         if self._gone:
             raise ClientGone
         self._ticket = service.submit(request, self._listen)
+        self._late = self._loop.call_later(LONG_WAIT_S, self._warn_if_waiting)
 
     async def next_events(self) -> list[Event]:
         """What has come since the last call, at least one event; raises ClientGone."""
@@ -42,6 +49,7 @@ class AnswerEvents:
         events: list[Event] = []
         while event is not None:
             events.append(event)
+            self._note_end(event)
             if self._queue.empty():
                 return events
             event = self._queue.get_nowait()
@@ -52,6 +60,20 @@ class AnswerEvents:
         if self._ticket is not None:
             self._ticket.cancel()
         self._watcher.cancel()
+        if self._late is not None:
+            self._late.cancel()
+
+    def _note_end(self, event: Event) -> None:
+        if isinstance(event, DoneEvent):
+            self._ended = True
+            log_done(event)
+        elif isinstance(event, ErrorEvent):
+            self._ended = True
+            log_failed(event.error)
+
+    def _warn_if_waiting(self) -> None:
+        if self._ticket is not None and not self._ticket.started and not self._ended:
+            log_waiting(LONG_WAIT_S)
 
     def _listen(self, event: Event) -> None:
         """Runs on the scheduler's thread."""
@@ -65,6 +87,8 @@ class AnswerEvents:
         while (await self._receive())["type"] != "http.disconnect":
             continue
         self._gone = True
+        if not self._ended:
+            log_left()
         if self._ticket is not None:
             self._ticket.cancel()
         self._queue.put_nowait(None)

@@ -98,10 +98,12 @@ class Ticket:
     times.
     """
 
-    __slots__ = ("_cancelled",)
+    __slots__ = ("_cancelled", "started")
 
     def __init__(self) -> None:
         self._cancelled = False
+        self.started = False
+        """Whether the request has been given a slot; the scheduler says so."""
 
     def cancel(self) -> None:
         """Stop the work on this request soon; no event follows."""

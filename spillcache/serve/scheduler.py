@@ -251,6 +251,7 @@ class Scheduler:
         most.
         """
         job.started = job.started or time.monotonic()
+        job.ticket.started = True
         engine, reuse = self._engine, job.request.cache_prompt
         size = engine.geometry.block_tokens
         chain = Chain(self._namespace, size, job.tokens, job.request.salt)

@@ -6,21 +6,26 @@ until it is loaded. The first SIGTERM or SIGINT drains, saves and exits 0; a sec
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
-import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 import uvicorn
 
 from spillcache.config import Settings
+from spillcache.errors import NotReady
 from spillcache.serve.app import create_app
 from spillcache.serve.door import Door
 from spillcache.serve.listen_socket import BACKLOG, bind_socket, socket_url
 from spillcache.serve.service import Service
+from spillcache.serve.start_report import log_start
+
+log = logging.getLogger("spillcache.serve")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.02
@@ -36,7 +41,7 @@ def run_server(
 ) -> int:
     """Serve until a signal comes; returns the exit code.
 
-    0 after an orderly end, 1 when the model could not be loaded (said on stderr, in a line).
+    0 after an orderly end, 1 when the model could not be loaded (the log's last line says why).
     ``on_ready`` is called with the server's URL once it answers. Raises ConfigError when the
     address can't be used. Call it on the main thread: signals arrive nowhere else.
     """
@@ -85,7 +90,8 @@ class _Run:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self._signalled:
             # At once, whatever hangs: no clean-up, no thread is waited for.
-            os.write(2, b"spillcache: stopped at once\n")
+            now = time.strftime("%Y-%m-%d %H:%M:%S")
+            os.write(2, f"{now} spillcache: stopped at once\n".encode())
             os._exit(128 + number)
         self._signalled = True
         if self._loop is not None:
@@ -97,6 +103,7 @@ class _Run:
         if self._signalled:
             return 0
         server = _QuietServer(_uvicorn_config(self._service))
+        log.info("loading %s", self._service.settings.engine.model.name)
         self._service.start()
         serving = asyncio.create_task(server.serve(sockets=[self._socket]))
         # It ends before it is told to only by an error, which ``_end`` then raises.
@@ -104,16 +111,17 @@ class _Run:
         failure = None
         try:
             if await self._loaded():
-                self._tell_ready()
+                await self._tell_ready()
                 await self._stop.wait()
             failure = self._service.failure
         finally:
             server.should_exit = True
-            await asyncio.to_thread(self._service.stop, _say)
+            await asyncio.to_thread(self._service.stop, log.info)
             await _end(server, serving)
         if failure is None:
+            log.info("stopped")
             return 0
-        _say(f"error: {failure}")
+        log.error("%s", failure)
         return 1
 
     async def _loaded(self) -> bool:
@@ -123,8 +131,10 @@ class _Run:
                 await asyncio.wait_for(self._stop.wait(), _POLL_S)
         return self._service.state == "ready" and not self._stop.is_set()
 
-    def _tell_ready(self) -> None:
-        _say(f"listening on {self._url}")
+    async def _tell_ready(self) -> None:
+        with contextlib.suppress(NotReady):  # it has just failed; the end says why
+            await asyncio.to_thread(log_start, self._service)
+        log.info("listening on %s", self._url)
         if self._on_ready is not None:
             self._on_ready(self._url)
 
@@ -152,8 +162,3 @@ async def _end(server: _QuietServer, serving: asyncio.Task[None]) -> None:
         for connection in list(server.server_state.connections):
             connection.transport.abort()
     await serving
-
-
-def _say(line: str) -> None:
-    """A line for the person at the terminal; any thread."""
-    print(f"spillcache: {line}", file=sys.stderr, flush=True)

@@ -124,7 +124,7 @@ class Service:
             return SelfTest(True, known.startswith(b"exact "), known.decode().split(" ", 1)[1])
         verdict = engine.self_test()
         if verdict.passed:
-            log.info("self-test passed: %s", verdict.detail)
+            log.debug("self-test passed: %s", verdict.detail)  # the server's first lines have it
             self._remember(
                 key, f"{'exact' if verdict.exact else 'close'} {verdict.detail}".encode()
             )

@@ -75,6 +75,8 @@ class Script:
     hold_at: int | None = None
     """Wait for ``go`` before the text of this index."""
     go: threading.Event = field(default_factory=threading.Event)
+    queued: bool = False
+    """Never gets a slot, as far as the ticket says."""
     cached: dict = field(default_factory=lambda: {"disk": 4})
 
 
@@ -113,6 +115,7 @@ class FakeService:
         if self.script.refuse is not None:
             raise self.script.refuse
         ticket = Ticket()
+        ticket.started = not self.script.queued
         self.requests.append(request)
         self.tickets.append(ticket)
         thread = threading.Thread(

@@ -11,6 +11,7 @@ from fake_service import FakeService, Script
 from spillcache.config import EngineConfig, ServeConfig, Settings
 from spillcache.errors import ModelLoadError
 from spillcache.serve.server import run_server
+from spillcache.serve.server_log import log_to_stderr
 
 
 class SlowService(FakeService):
@@ -73,4 +74,5 @@ def settings(port=0):
 
 if __name__ == "__main__":
     made = make_service(sys.argv[1])
-    sys.exit(run_server(settings(int(sys.argv[2])), make_service=made))
+    with log_to_stderr("info"):
+        sys.exit(run_server(settings(int(sys.argv[2])), make_service=made))

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,9 +21,26 @@ from spillcache.errors import ConfigError
 from spillcache.serve import server as server_module
 from spillcache.serve.listen_socket import bind_socket
 from spillcache.serve.server import run_server
+from spillcache.serve.server_log import log_to_stderr
 
 SCRIPT = Path(__file__).with_name("server_script.py")
+LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d spillcache: (.*)")
 STREAM = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
+
+
+def said(err):
+    """The lines of log without date and name; every line must have them."""
+    return [LINE.fullmatch(line)[1] for line in err.splitlines()]
+
+
+def next_said(process):
+    return said(process.stderr.readline())[0]
+
+
+@pytest.fixture(autouse=True)
+def _logs():
+    with log_to_stderr("info"):
+        yield
 
 
 class Visitor(threading.Thread):
@@ -52,10 +70,15 @@ def test_one_signal_ends_it_in_order(capfd, number):
     visitor.join(5)
     assert visitor.result.status_code == 200
     assert "server" not in visitor.result.headers
-    assert capfd.readouterr().err.splitlines() == [
-        f"spillcache: listening on {visitor.url}",
-        "spillcache: saving 1 of 2",
-        "spillcache: saving 2 of 2",
+    assert said(capfd.readouterr().err) == [
+        "loading tiny-fake.gguf",
+        "a fake (1000 B): context 4,096 tokens, 2 slots; no disk cache; no self-test",
+        "warning: the model has no chat template; the built-in chatml is used, and answers to "
+        "chats may be poor (--chat-template names another)",
+        f"listening on {visitor.url}",
+        "saving 1 of 2",
+        "saving 2 of 2",
+        "stopped",
     ]
 
 
@@ -103,8 +126,8 @@ def test_a_client_that_does_not_read_is_cut(monkeypatch, capfd):
 
 def test_a_model_that_can_not_be_loaded(capfd):
     assert run_server(settings(), make_service=make_service("failing")) == 1
-    lines = capfd.readouterr().err.splitlines()
-    assert lines[-1] == "spillcache: error: no such file: model.gguf"
+    lines = said(capfd.readouterr().err)
+    assert lines == ["loading tiny-fake.gguf", *lines[1:-1], "error: no such file: model.gguf"]
     assert not any("listening" in line for line in lines)
 
 
@@ -174,16 +197,16 @@ def test_a_second_signal_ends_it_at_once(number):
     command = [sys.executable, str(SCRIPT), "stubborn", str(port)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert (
-                process.stderr.readline() == f"spillcache: listening on http://127.0.0.1:{port}\n"
-            )
+            assert next_said(process) == "loading tiny-fake.gguf"
+            while (line := next_said(process)) != f"listening on http://127.0.0.1:{port}":
+                assert "listening" not in line
             process.send_signal(number)
-            assert process.stderr.readline() == "spillcache: saving 1 of 2\n"
+            assert next_said(process) == "saving 1 of 2"
             process.send_signal(number)
             start = time.monotonic()
             assert process.wait(10) == 128 + number
             assert time.monotonic() - start < 2
-            assert process.stderr.read() == "spillcache: stopped at once\n"
+            assert said(process.stderr.read()) == ["stopped at once"]
         finally:
             process.kill()
 
@@ -192,12 +215,11 @@ def test_a_process_exits_0_on_sigterm():
     command = [sys.executable, str(SCRIPT), "quick", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stderr.readline().startswith(
-                "spillcache: listening on http://127.0.0.1:"
-            )
+            while not next_said(process).startswith("listening on http://127.0.0.1:"):
+                continue
             process.send_signal(signal.SIGTERM)
             assert process.wait(10) == 0
-            assert process.stderr.read().endswith("spillcache: saving 2 of 2\n")
+            assert process.stderr.read().endswith(" spillcache: stopped\n")
         finally:
             process.kill()
 

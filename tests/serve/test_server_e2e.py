@@ -196,6 +196,11 @@ def test_a_restart_answers_from_disk(gguf_model, tmp_path):
         text, usage, timings = ask(server)
         assert server.http.get("/health").json()["cache"]["disk"]["on"] is True
         assert server.stop() == 0
+        log = server.log.read_text()
+        assert f"disk cache {tmp_path / 'cache'}, " in log
+        assert re.search(r"answered: [\d,]+ prompt tokens \([\d,]+ disk, \d+ computed\)", log)
+        assert log.endswith(" spillcache: stopped\n")
+        assert "quick brown" not in log
     assert text == cold_text
     assert usage.prompt_tokens == cold_usage.prompt_tokens
     assert usage.prompt_tokens_details.cached_tokens >= usage.prompt_tokens - 64

@@ -53,8 +53,10 @@ class Running:
     def answer(self, tokens: list[int], steps: int = 16) -> Answer:
         events: queue.Queue[Event] = queue.Queue()
         request = GenerationRequest(np.asarray(tokens, np.uint32), steps, GREEDY)
-        self.service.submit(request, events.put)
-        return collect(events)
+        ticket = self.service.submit(request, events.put)
+        answer = collect(events)
+        assert ticket.started
+        return answer
 
     @property
     def health(self) -> Any:
