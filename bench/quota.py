@@ -32,8 +32,6 @@ _SAMPLE_S = 0.005
 _RETURNED_SHARE = 0.9
 """Of what the store gave up, so much must show in the filesystem's free bytes."""
 _RETURN_S = 5.0
-_ATTEMPTS = 3
-"""Others may write to the filesystem at that very moment: then it is filled and shrunk again."""
 _SIZES = (3 * KIB, 40 * KIB, 64 * KIB, 200 * KIB, MIB)
 _TOKENS = 4
 
@@ -168,7 +166,7 @@ def measure(args: argparse.Namespace, directory: Path) -> dict[str, object]:
         time.sleep(_SAMPLE_S)
     done = list(reports(writers))
     samples.take(directory, args.quota)
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(args.attempts):
         if attempt:
             fill(directory, args.quota)
         gave_up, returned = shrink(directory, args.quota // 8)
@@ -219,6 +217,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--quota", type=lambda text: parse_size(text, "--quota"), default=256 * MIB)
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument(
+        "--attempts",
+        type=int,
+        default=3,
+        help="others may write to the filesystem at that very moment: then it is tried again",
+    )
     parser.add_argument("--directory", type=Path, help="the filesystem to measure")
     parser.add_argument("--writer", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -29,13 +29,17 @@ def status(
         str | None,
         typer.Option(metavar="URL", help="Also ask this server, as http://127.0.0.1:8080."),
     ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", envvar="LLAMA_API_KEY", metavar="KEY", help="The server's."),
+    ] = None,
     as_json: care.AsJson = False,
 ) -> None:
     """Show how a cache directory stands: quota, space, namespaces; with --url also a server."""
     path = care.directory_of(directory, cache_disk, "status")
     report = describe(path, care.look(path))
     if url is not None:
-        report["server"] = ask(url)
+        report["server"] = ask(url, api_key)
     if as_json:
         care.print_json(report)
     else:
@@ -64,14 +68,14 @@ def describe(path: Path, view: "StoreView") -> dict[str, Any]:
     }
 
 
-def ask(url: str) -> dict[str, Any]:
+def ask(url: str, api_key: str | None = None) -> dict[str, Any]:
     """A server's health, and its counters of where prompt tokens came from. Raises ConfigError."""
     base = url.rstrip("/")
     if not base.startswith(("http://", "https://")):
         raise ConfigError(f"--url: {url!r} is not a URL; write for example http://127.0.0.1:8080")
     try:
-        health = json.loads(_get(f"{base}/health"))
-        counters = _counters(_get(f"{base}/metrics").decode())
+        health = json.loads(_get(f"{base}/health", api_key))
+        counters = _counters(_get(f"{base}/metrics", api_key).decode())
     except (OSError, ValueError) as error:
         raise ConfigError(f"--url: {url} does not answer as a server of ours: {error}") from error
     tokens = {name: counters.get(("prompt_tokens", name), 0) for name in _SOURCES}
@@ -87,11 +91,15 @@ def ask(url: str) -> dict[str, Any]:
     }
 
 
-def _get(url: str) -> bytes:
+def _get(url: str, api_key: str | None) -> bytes:
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 — http only
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310 — http only
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
+        if error.code == 401:
+            raise ConfigError(f"--url: {url} wants a key; give it with --api-key") from error
         return error.read()  # 503 while it loads; the body says so
 
 

@@ -26,13 +26,16 @@ class Server:
         self.metrics = Metrics()
         self.health: dict[str, Any] = {"status": "ok", "cache": {"disk": {"on": True}}}
         self.code = 200
+        self.key = ""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 is_health = self.path == "/health"
                 body = json.dumps(outer.health).encode() if is_health else outer.metrics.render()
-                self.send_response(outer.code if is_health else 200)
+                key = self.headers.get("Authorization", "").removeprefix("Bearer ")
+                is_open = is_health or key == outer.key
+                self.send_response(outer.code if is_health else 200 if is_open else 401)
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -108,6 +111,17 @@ def test_a_server_is_asked(cli: Any, directory: Path, server: Server) -> None:
     assert report["spilled_bytes"] == 77
     server.code, server.health = 503, {"error": {"message": "Loading model"}}
     assert "Loading model; disk tier off: not said" in cli(*words).out
+
+
+def test_a_server_with_a_key(cli: Any, directory: Path, server: Server) -> None:
+    BlockStore.open(config(directory)).close()
+    server.key = "secret"
+    server.metrics.prompt_tokens.labels("disk").inc(5)
+    ended = cli("status", str(directory), "--url", server.url)
+    assert ended.code == 2
+    assert "give it with --api-key" in ended.err
+    words = ("--url", server.url, "--api-key", "secret")
+    assert "5 disk" in cli("status", str(directory), *words).out
 
 
 @pytest.mark.parametrize("url", ["localhost:1", "ftp://x", "http://127.0.0.1:1"])

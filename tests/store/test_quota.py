@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_two_writers_stay_within_the_quota(tmp_path):
     command = [sys.executable, str(ROOT / "bench" / "quota.py"), "--directory", str(tmp_path)]
-    command += ["--writers", "2", "--quota", "64MiB", "--seconds", "4"]
+    command += ["--writers", "2", "--quota", "64MiB", "--seconds", "4", "--attempts", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert not done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
