@@ -39,6 +39,7 @@ bench: .venv/stamp-dev ## Run the benchmarks of docs/benchmarks.md (minutes)
 	$(PY) bench/quota.py --writers 4 --quota 256MiB --seconds 30
 	$(PY) bench/lookup.py
 	$(PY) bench/store_io.py
+	$(PY) bench/big.py
 
 clean: ## Remove what was built, but not .venv
 	rm -rf out dist build .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
