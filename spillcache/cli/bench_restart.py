@@ -5,25 +5,28 @@ page cache, a new one starts and answers the prompt again.
 """
 
 import json
-import platform
+import signal
 import statistics
 import sys
 import tempfile
+import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
-from spillcache import __version__
 from spillcache.cli.bench_client import Answer
 from spillcache.cli.bench_plot import can_plot, plot_restart
 from spillcache.cli.bench_prompts import PromptMaker
+from spillcache.cli.bench_report import machine_facts, print_table, small_print
 from spillcache.cli.bench_server import BenchServer, drop_page_cache
+from spillcache.cli.gguf_header import trained_tokens
 from spillcache.cli.model_path import find_model
-from spillcache.config import format_size
 from spillcache.errors import ConfigError
 
 ANSWER_TOKENS = 32
@@ -112,27 +115,59 @@ def bench_restart(
 
     The last line of the output is JSON.
     """
+    path = find_model(model)
     plan = Plan(
-        model=find_model(model),
-        lengths=_lengths(prompt_tokens),
+        model=path,
+        lengths=_lengths(prompt_tokens, trained_tokens(path)),
         repeat=repeat,
         cache_disk=cache_disk,
         serve_flags=tuple(serve_flags or ()),
     )
     if plot is not None and not can_plot():
         raise ConfigError("--plot needs matplotlib; run: pip install 'spillcache[demo]'")
+    with _terminable():
+        _run(plan, plot)
+
+
+def _run(plan: Plan, plot: Path | None) -> None:
+    """Measure and report."""
     rows, reads = [], ""
     for length in plan.lengths:
         measured, reads = measure(plan, length)
         rows.append(measured.row())
-    filesystem = _filesystem(cache_disk or Path(tempfile.gettempdir()))
+    filesystem = _filesystem(plan.cache_disk or Path(tempfile.gettempdir()))
     page_cache = _page_cache(reads, filesystem)
-    _print_table(rows, page_cache)
+    facts = machine_facts()
+    print_table(
+        rows,
+        model=plan.model.stem,
+        repeat=plan.repeat,
+        answer_tokens=ANSWER_TOKENS,
+        page_cache=page_cache,
+    )
     target = plot or (_DEFAULT_PLOT if can_plot() else None)
     if target is not None:
-        _plot(rows, plan, target)
-    report = _report(plan, rows) | {"page_cache": page_cache, "filesystem": filesystem}
+        _plot(rows, plan, facts, target)
+    report = _report(plan, rows, facts) | {"page_cache": page_cache, "filesystem": filesystem}
     print(json.dumps(report), flush=True)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Within the block SIGTERM unwinds as SIGINT does, so that no server and no file is left."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def unwind(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough, and the end is quick
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def measure(plan: Plan, length: int) -> tuple[Measured, str]:
@@ -152,7 +187,7 @@ def measure(plan: Plan, length: int) -> tuple[Measured, str]:
             drop_page_cache(directory / "segments")
             with BenchServer(flags, log) as server:
                 _warm_up(server, PromptMaker(server.client.tokenize))
-                _note(out, "disk", out.disk, server.client.complete(prompt, ANSWER_TOKENS))
+                _ask(server, out, "disk", plan.repeat, prompt)
                 server.stop()
     return out, reads
 
@@ -163,11 +198,13 @@ def _first_life(server: BenchServer, out: Measured, repeat: int) -> list[int]:
     maker = PromptMaker(client.tokenize)
     _warm_up(server, maker)
     prompt, other = maker.prompt(out.prompt_tokens), maker.prompt(out.prompt_tokens)
-    _note(out, "cold", out.cold, client.complete(prompt, ANSWER_TOKENS))
+    _ask(server, out, "cold", 1, prompt)
     for _ in range(repeat):
-        _note(out, "live", out.live, client.complete(prompt, ANSWER_TOKENS))
+        _ask(server, out, "live", repeat, prompt)
+        if len(out.ram) == 0:
+            _tell(f"{out.prompt_tokens} tokens: another prompt takes the slot …")
         client.complete(other, 1)
-        _note(out, "ram", out.ram, client.complete(prompt, ANSWER_TOKENS))
+        _ask(server, out, "ram", repeat, prompt)
     return prompt
 
 
@@ -176,14 +213,18 @@ def _warm_up(server: BenchServer, maker: PromptMaker) -> None:
     server.client.complete(maker.prompt(32), 2)
 
 
-def _note(out: Measured, phase: str, answers: list[Answer], answer: Answer) -> None:
+def _ask(server: BenchServer, out: Measured, phase: str, of: int, prompt: list[int]) -> None:
+    """One measurement: what it will be, then what it was, on stderr."""
+    answers: list[Answer] = getattr(out, phase)
+    what = f"{out.prompt_tokens} tokens, {phase}"
+    _tell(f"{what}: measuring, {len(answers) + 1} of {of} …")
+    answer = server.client.complete(prompt, ANSWER_TOKENS)
     answers.append(answer)
-    print(
-        f"{out.prompt_tokens} tokens, {phase}: {answer.ttft_ms:.1f} ms to the first token, "
-        f"{answer.cached_tokens} reused",
-        file=sys.stderr,
-        flush=True,
-    )
+    _tell(f"{what}: {answer.ttft_ms:.1f} ms to the first token, {answer.cached_tokens} reused")
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _reads(server: BenchServer) -> str:
@@ -210,7 +251,10 @@ def _page_cache(reads: str, filesystem: str) -> str:
     return "dropped before each start (fadvise)"
 
 
-def _lengths(text: str) -> tuple[int, ...]:
+def _lengths(text: str, trained: int | None) -> tuple[int, ...]:
+    """The lengths in ``text``; none may be more than fits into the context that the model was
+    trained for: what came of it would be nonsense, after minutes.
+    """
     try:
         lengths = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -220,6 +264,11 @@ def _lengths(text: str) -> tuple[int, ...]:
             f"--prompt-tokens: {text!r}; write lengths of at least {MIN_PROMPT_TOKENS}, "
             "for example 2048,8192"
         )
+    if trained is not None and max(lengths) + ANSWER_TOKENS > trained:
+        raise ConfigError(
+            f"--prompt-tokens: {max(lengths)} is too long; the model was trained for {trained} "
+            f"tokens, {ANSWER_TOKENS} of which the answer needs: {trained - ANSWER_TOKENS} at most"
+        )
     return lengths
 
 
@@ -227,7 +276,7 @@ def _median(answers: Sequence[Answer]) -> float:
     return statistics.median(answer.ttft_ms for answer in answers)
 
 
-def _report(plan: Plan, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _report(plan: Plan, rows: list[dict[str, Any]], facts: dict[str, Any]) -> dict[str, Any]:
     return {
         "bench": "restart",
         "rows": rows,
@@ -235,37 +284,13 @@ def _report(plan: Plan, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "answer_tokens": ANSWER_TOKENS,
         "repeat": {"cold": 1, "live": plan.repeat, "ram": plan.repeat, "disk": plan.repeat},
         "serve_flags": list(plan.serve_flags),
-        "version": __version__,
-        "machine": platform.machine(),
+        **facts,
     }
 
 
-def _print_table(rows: list[dict[str, Any]], page_cache: str) -> None:
-    from rich.console import Console  # noqa: PLC0415 — only when there is something to print
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(title="Time to the first token")
-    for column in ("prompt", "cold", "live", "RAM", "disk", "disk is", "reused", "read", "answer"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        times = [f"{row[f'{name}_ttft_ms']:,.1f} ms" for name in ("cold", "live", "ram", "disk")]
-        table.add_row(
-            f"{row['prompt_tokens']:,} tokens",
-            *times,
-            f"{row['disk_speedup']:.1f}× faster",
-            f"{row['reused_tokens']:,}",
-            format_size(row["restored_bytes"]),
-            "same" if row["same_tokens"] else "DIFFERENT",
-        )
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(table)
-    console.print(f"disk: after a restart of the server; page cache: {page_cache}")
-
-
-def _plot(rows: list[dict[str, Any]], plan: Plan, path: Path) -> None:
-    title = f"{plan.model.stem}: the same prompt again, also after the server was restarted"
+def _plot(rows: list[dict[str, Any]], plan: Plan, facts: dict[str, Any], path: Path) -> None:
     try:
-        plot_restart(rows, title, path)
+        plot_restart(rows, plan.model.stem, small_print(facts, plan.repeat), path)
     except OSError as error:
         raise ConfigError(f"--plot: can't write {path}: {error.strerror or error}") from error
     print(f"picture: {path}")

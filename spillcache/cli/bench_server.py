@@ -35,9 +35,9 @@ class BenchServer:
         self.port = _free_port()
         command = [sys.executable, "-m", "spillcache", "serve", *self._flags]
         command += ["--host", HOST, "--port", str(self.port)]
-        with open(self._log, "ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 — ours
         try:
+            with open(self._log, "ab") as log:
+                self._process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 — ours
             self._wait_ready()
         except BaseException:
             self._kill()

@@ -1,4 +1,8 @@
 import json
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +54,51 @@ def test_bad_lengths_are_said(cli: Any, gguf_model: Any, lengths: str) -> None:
     assert ended.code == 2
     assert "--prompt-tokens" in ended.err
     assert ended.err.count("\n") == 1
+
+
+def test_more_than_the_model_was_trained_for_is_said_at_once(cli: Any, gguf_model: Any) -> None:
+    model = str(gguf_model("llama", n_ctx=512))
+    ended = cli("bench", "restart", "-m", model, "--prompt-tokens", "256,481")
+    assert (ended.code, ended.out) == (2, "")
+    assert "481 is too long" in ended.err
+    assert "480 at most" in ended.err
+
+
+def test_sigterm_leaves_no_server_and_no_files(gguf_model: Any, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "spillcache", "bench", "restart", "-m", gguf_model("llama")]
+    command += ["--prompt-tokens", "256", "--repeat", "1000", "--cache-disk", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            while "live: measuring" not in process.stderr.readline():
+                assert process.poll() is None
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            assert children
+            assert list(tmp_path.iterdir())
+            process.send_signal(signal.SIGTERM)
+            process.stderr.read()
+            assert process.wait(20) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+    assert list(tmp_path.iterdir()) == []
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def test_off_the_main_thread_signals_stay_as_they_are() -> None:
+    handlers: list[object] = []
+
+    def run() -> None:
+        with bench_restart._terminable():
+            handlers.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert handlers == [before]
+    with bench_restart._terminable():
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_missing_model_is_said(cli: Any, tmp_path: Path) -> None:
@@ -129,7 +178,12 @@ def test_the_whole_of_it_on_a_real_server(
     assert row["sources"]["live"]["live"] == row["reused_tokens"]
     assert row["sources"]["ram"]["ram"] == row["reused_tokens"]
     assert row["sources"]["disk"]["disk"] == row["reused_tokens"]
-    assert "256 tokens" in ended.out
+    assert report["cpus"] >= 1
+    assert len(report["date"]) == 10
+    assert "256 │" in ended.out
+    assert "median of 1" in ended.out
+    asked = ended.err.index("256 tokens, cold: measuring, 1 of 1")
+    assert asked < ended.err.index("256 tokens, cold: ", asked + 1)
     assert "256 tokens, disk: " in ended.err
     assert (tmp_path / "spillcache-restart.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["spillcache-restart.png"]
