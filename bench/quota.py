@@ -32,6 +32,7 @@ _SAMPLE_S = 0.005
 _RETURNED_SHARE = 0.9
 """Of what the store gave up, so much must show in the filesystem's free bytes."""
 _RETURN_S = 5.0
+_SLOW_DISK_S = 90.0
 _SIZES = (3 * KIB, 40 * KIB, 64 * KIB, 200 * KIB, MIB)
 _TOKENS = 4
 
@@ -73,14 +74,16 @@ def content(block: bytes, part: Part, length: int) -> bytes:
     return blake3(block + bytes((part,))).digest(length=length)
 
 
-def write(directory: Path, quota_bytes: int, writer: int, seconds: float) -> int:
-    """One writer's life: how many bytes it wrote. Prints them, too."""
+def write(args: argparse.Namespace) -> None:
+    """One writer's life; prints what it did."""
+    writer = args.writer
     source = random.Random(writer)
     namespace = Namespace.of({"bench": "quota", "tenant": writer % 2})
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + args.seconds
+    latest = deadline + _SLOW_DISK_S
     written = full = missing = 0
-    with BlockStore.open(StoreConfig(directory, quota_bytes, min_free_bytes=0)) as store:
-        while time.monotonic() < deadline:
+    with BlockStore.open(StoreConfig(args.directory, args.quota, min_free_bytes=0)) as store:
+        while (now := time.monotonic()) < deadline or (written < args.at_least and now < latest):
             objects = chain_of(
                 source, source.randint(writer * 10_000, writer * 10_000 + 5000), namespace
             )
@@ -91,7 +94,6 @@ def write(directory: Path, quota_bytes: int, writer: int, seconds: float) -> int
             if source.random() < 0.2:
                 missing += not check(store, namespace, objects)
     print(json.dumps({"written": written, "full": full, "missing": missing}))
-    return written
 
 
 def check(store: BlockStore, namespace: Namespace, objects: list[StoreObject]) -> bool:
@@ -122,6 +124,7 @@ def fill(directory: Path, quota_bytes: int) -> None:
 def start_writers(args: argparse.Namespace, directory: Path) -> list[subprocess.Popen[str]]:
     command = [sys.executable, __file__, "--directory", str(directory)]
     command += ["--quota", str(args.quota), "--seconds", str(args.seconds)]
+    command += ["--at-least", str(args.at_least)]
     return [
         subprocess.Popen([*command, "--writer", str(n)], stdout=subprocess.PIPE, text=True)
         for n in range(1, args.writers + 1)
@@ -194,7 +197,7 @@ def measure(args: argparse.Namespace, directory: Path) -> dict[str, object]:
 def main() -> int:
     args = arguments()
     if args.writer:
-        write(args.directory, args.quota, args.writer, args.seconds)
+        write(args)
         return 0
     with tempfile.TemporaryDirectory(prefix="spillcache-bench-", dir=args.directory) as work:
         report = measure(args, Path(work) / "cache")
@@ -217,6 +220,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--quota", type=lambda text: parse_size(text, "--quota"), default=256 * MIB)
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument(
+        "--at-least",
+        type=lambda text: parse_size(text, "--at-least"),
+        default=0,
+        help="each writer goes on until it wrote this much, if the seconds are over before",
+    )
     parser.add_argument(
         "--attempts",
         type=int,

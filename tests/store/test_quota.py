@@ -27,16 +27,17 @@ ROOT = Path(__file__).parents[2]
 
 def test_two_writers_stay_within_the_quota(tmp_path):
     command = [sys.executable, str(ROOT / "bench" / "quota.py"), "--directory", str(tmp_path)]
-    command += ["--writers", "2", "--quota", "64MiB", "--seconds", "4", "--attempts", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command += ["--writers", "2", "--quota", "64MiB", "--seconds", "2", "--at-least", "60MiB"]
+    command += ["--attempts", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert not done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["bench"] == "quota"
     assert 40 * MIB < report["max_bytes"] <= report["quota_bytes"] == 64 * MIB
     assert report["samples"] > 50
-    assert report["written_bytes"] > 64 * MIB
+    assert report["written_bytes"] > 110 * MIB
     # Whether the filesystem has more to give is tested where nobody else uses it.
-    assert report["gave_up_bytes"] > 30 * MIB
+    assert report["gave_up_bytes"] > 20 * MIB
     assert report["left_bytes"] < 16 * MIB
 
 
