@@ -17,7 +17,7 @@ from spillcache.errors import StoreIndexError
 from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace
 from spillcache.state import Part
-from spillcache.store.files import Files
+from spillcache.store.files import Files, store_error
 from spillcache.store.found import Found
 from spillcache.store.gc import Plan, Progress, collect, plan
 from spillcache.store.objects import NamespaceInfo, PutResult, StoreObject, Usage
@@ -245,7 +245,10 @@ class BlockStore:
 
         Other threads and processes go on meanwhile. ``progress`` is told bytes done and to do.
         """
-        return collect(self._store(), target_bytes, max_age_s, progress)
+        try:
+            return collect(self._store(), target_bytes, max_age_s, progress)
+        except OSError as error:
+            raise store_error(error, "the store was collected") from error
 
     def purge(self, namespace_id: bytes | None = None, progress: Progress = _no_progress) -> Purged:
         """Delete every object of a namespace, or of all of them, pinned or not; also while others

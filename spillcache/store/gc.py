@@ -256,7 +256,9 @@ def _leftover_bytes(path: Path) -> int:
 def _remove_leftovers(store: OpenStore) -> int:
     with store.index.read() as catalog:
         places = catalog.freeing()
-    store.segments.free(places)
+    error = store.segments.free(places) or store.segments.retry()
+    if error is not None:
+        raise error  # evicting more would make no more room
     size = _leftover_bytes(store.location.path) + sum(place.length for place in places)
     for each in _leftovers(store.location.path):
         if each.is_dir():

@@ -146,22 +146,26 @@ class OpenStore:
     def _recover(self, care: Care) -> None:
         # The first restore after a start is the one that counts: it must not wait for fresh pages.
         self.pool.warm(_WARM_BUFFERS, _WARM_BYTES)
-        page = self.pool.take(PAGE_BYTES)
         try:
-            self.files.probe(self.location.path / SETTINGS, page.view[:PAGE_BYTES])
+            self._probe()
             unknown = self.segments.recover()
             if unknown and self._tenancy.is_alone:
                 care.named += self.rebuild(care.progress).adopt(unknown)
                 self.index.write(lambda catalog: hide_again(catalog, self.location))
             self._tenancy.share()
+            self._note_quarantine(self.quarantine.allocated_bytes())
+            self.room.set_aside_bytes = directory_bytes(self.location.path / DAMAGED)
+            self.room.shrink()
         except OSError as error:
             raise store_error(error, "the cache directory was opened") from error
+        self.measure()
+
+    def _probe(self) -> None:
+        page = self.pool.take(PAGE_BYTES)
+        try:
+            self.files.probe(self.location.path / SETTINGS, page.view[:PAGE_BYTES])
         finally:
             self.pool.give(page)
-        self._note_quarantine(self.quarantine.allocated_bytes())
-        self.room.set_aside_bytes = directory_bytes(self.location.path / DAMAGED)
-        self.room.shrink()
-        self.measure()
 
     def note_limits(self, config: StoreConfig) -> None:
         """Remember what the store was last opened with, for commands that care for it meanwhile."""

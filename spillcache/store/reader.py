@@ -291,7 +291,11 @@ class ReadAhead:
             run.items = deque()
         with self._fd_lock:
             while self._fds:
-                self._files.close(self._fds.popitem()[1])
+                segment, fd = self._fds.popitem()
+                try:
+                    self._files.close(fd)
+                except OSError as error:  # all that was wanted of it was read
+                    log.warning("segment %d was not closed well: %s", segment, error)
 
     def _read(self) -> None:
         while (number := self._take_run()) is not None:

@@ -137,7 +137,7 @@ class Room:
         self, segment: int, need_bytes: int, objects: int, is_spared: Callable[[bytes], bool]
     ) -> None:
         """Promise ``need_bytes``, and ``index_bytes(objects)`` for the rows that it will add, to a
-        segment's writer; evicts what is in the way.
+        segment's writer; evicts what is in the way. Raises OSError when that does not come free.
 
         ``is_spared``: blocks (namespace id and hash) that must stay, besides those that are pinned.
         While there is plenty, more is promised than is needed, so that most calls need no
@@ -147,8 +147,10 @@ class Room:
         self.expire(is_spared)
         if self._take_ahead(segment, need_bytes + index_bytes(objects)):
             return
-        while (eviction := self._attempt(segment, need_bytes, objects, is_spared)) is not None:
-            self.finish(eviction)
+        # While what was evicted before does not come free, evicting more would not help.
+        stuck = self._segments.retry()
+        while (e := self._attempt(segment, need_bytes, objects, is_spared, stuck)) is not None:
+            self.finish(e)
 
     def _follow_quota(self) -> None:
         """The quota is the store's: another process may have changed it."""
@@ -210,14 +212,23 @@ class Room:
         return eviction.freed_bytes
 
     def finish(self, eviction: Eviction) -> None:
-        """Free what was evicted, and count it."""
-        self._segments.free(eviction.places)
+        """Free what was evicted, and count it. Raises OSError if the filesystem does not take it
+        back.
+        """
+        error = self._segments.free(eviction.places)
         if self._metrics is not None:
             self._metrics.evicted_objects.labels("disk").inc(len(eviction.places))
         log.debug("evicted objects=%d bytes=%d", len(eviction.places), eviction.freed_bytes)
+        if error is not None:
+            raise error  # evicting more would make no more room
 
     def _attempt(
-        self, segment: int, need_bytes: int, objects: int, is_spared: Callable[[bytes], bool]
+        self,
+        segment: int,
+        need_bytes: int,
+        objects: int,
+        is_spared: Callable[[bytes], bool],
+        stuck: OSError | None,
     ) -> Eviction | None:
         """None when the reservation was made; else what was evicted for it, still to be freed."""
         uses = self._touched.snapshot()
@@ -235,6 +246,8 @@ class Room:
                 # What was promised ahead to the same writer before is promised still.
                 granted.append(ahead)
                 return None
+            if stuck is not None:
+                raise stuck
             eviction = evict(catalog, lacking + self._slack(), spared, self._fresh_after)
             freed = eviction.freed_bytes
             if not freed or (self._segments.can_punch and freed < lacking):
@@ -272,3 +285,5 @@ class Room:
             self.reserve(0, 0, 0, lambda _: False)
         except NoRoom as no_room:
             log.warning("the store is over its limits by %d bytes", -no_room.available_bytes)
+        except OSError as error:
+            log.warning("the store could not be brought within its limits: %s", error)

@@ -5,6 +5,7 @@ A segment's writer holds a lock on its file as long as it lives. Order: the inde
 bytes are freed, and remembers what is to be freed until it is.
 """
 
+import errno
 import logging
 import os
 import time
@@ -63,6 +64,7 @@ class Segments:
         """False once the filesystem has said that it cannot: then only whole files are freed."""
         self._files = files
         self._index = index
+        self._has_failed = False
 
     def path(self, segment: int) -> Path:
         """The segment's file."""
@@ -176,13 +178,13 @@ class Segments:
         self._cut_off(segment, row.committed_end)
         self.settle(catalog, segment)
 
-    def settle(self, catalog: Catalog, segment: int) -> None:
+    def settle(self, catalog: Catalog, segment: int) -> OSError | None:
         """Measure a segment after bytes were freed; if it is sealed and nothing lives in it, remove
-        it.
+        it. The error that prevented it, if one did.
         """
         row = catalog.segment(segment)
         if row is None:
-            return
+            return None
         try:
             if row.state == SegmentState.SEALED and not row.live_objects:
                 # Before the index forgets the file: a crash between leaves a row, not an unknown
@@ -197,57 +199,88 @@ class Segments:
                 catalog.drop_segment(segment)
         except OSError as error:
             log.warning("segment %d was not measured: %s", segment, error)
+            return error
+        return None
 
-    def free(self, places: Iterable[Place]) -> None:
-        """Give bytes that nothing names back to the filesystem. What fails is logged and tried at
-        the next open.
+    def free(self, places: Iterable[Place]) -> OSError | None:
+        """Give bytes that nothing names back to the filesystem.
+
+        Returns the first error, if something failed: it is logged, and tried again by ``retry`` and
+        at the next open. Whoever evicts to make room must stop then, for evicting more would not
+        help.
         """
         places = list(places)
         if not places:
-            return
+            return None
         stretches = merged(places)
         done = {segment for segment in stretches if self._is_dead(segment)}
+        errors: list[OSError] = []
         for segment in stretches.keys() - done:
-            if self._punch(segment, stretches[segment]):
+            error = self._punch(segment, stretches[segment])
+            if error is None:
                 done.add(segment)
+            else:
+                errors.append(error)
 
-        def work(catalog: Catalog) -> None:
+        def work(catalog: Catalog) -> list[OSError]:
             for place in places:
                 if place.segment in done:
                     catalog.freed(place)
-            for segment in stretches:
-                self.settle(catalog, segment)
+            found = [self.settle(catalog, segment) for segment in stretches]
+            return [error for error in found if error is not None]
 
-        self._index.write(work)
+        errors += self._index.write(work)
+        self._has_failed = bool(errors)
+        return errors[0] if errors else None
+
+    def retry(self) -> OSError | None:
+        """If the last ``free`` failed, free and measure what it could not; the error, if it fails
+        again.
+        """
+        if not self._has_failed:
+            return None
+        with self._index.read() as catalog:
+            places = catalog.freeing()
+            segments = [segment for segment, _ in catalog.segments()]
+        error = self.free(places)
+
+        def settle_all(catalog: Catalog) -> list[OSError]:
+            found = [self.settle(catalog, segment) for segment in segments]
+            return [error for error in found if error is not None]
+
+        errors = [error] if error is not None else self._index.write(settle_all)
+        self._has_failed = bool(errors)
+        return errors[0] if errors else None
 
     def _is_dead(self, segment: int) -> bool:
         with self._index.read() as catalog:
             row = catalog.segment(segment)
             return row is None or (row.state == SegmentState.SEALED and not row.live_objects)
 
-    def _punch(self, segment: int, stretches: list[tuple[int, int]]) -> bool:
-        """Whether there is nothing left to be done about these stretches."""
+    def _punch(self, segment: int, stretches: list[tuple[int, int]]) -> OSError | None:
+        """None: there is nothing left to be done about these stretches."""
         if not self.can_punch:
-            return True
+            return None
         try:
             fd = self._files.open(self.path(segment), write=True)
         except FileNotFoundError:
-            return True
+            return None
         except OSError as error:
             log.warning("segment %d: bytes were not freed: %s", segment, error)
-            return False
+            # Not through another name of the file: its bytes go when all of it goes.
+            return None if error.errno == errno.EMLINK else error
         try:
             for offset, length in stretches:
                 if not self._files.punch(fd, offset, length):
                     self.can_punch = False
                     log.warning("holes are not supported here: only whole segments are freed")
-                    return True
+                    return None
         except OSError as error:
             log.warning("segment %d: bytes were not freed: %s", segment, error)
-            return False
+            return error
         finally:
             self._close(fd)
-        return True
+        return None
 
     def recover(self) -> list[int]:
         """At open: take over segments whose writer died, and make the index's figures true.
