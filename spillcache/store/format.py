@@ -182,17 +182,22 @@ class RecordHeader:
         header._check()
         return header
 
+    def _encryption_bytes(self) -> int:
+        return OVERHEAD_BYTES + TOKEN_BYTES * self.tail_tokens if self.is_encrypted else 0
+
     def _check(self) -> None:
         if max(self.raw_bytes, self.stored_bytes) > MAX_PAYLOAD_BYTES:
             raise FormatError("a payload's length is over the limit")
-        encryption = OVERHEAD_BYTES + TOKEN_BYTES * self.tail_tokens if self.is_encrypted else 0
-        if not self.codec and self.raw_bytes + encryption != self.stored_bytes:
+        if not self.codec and self.raw_bytes + self._encryption_bytes() != self.stored_bytes:
             raise FormatError("a raw payload has two lengths")
         if self.tail_tokens > MAX_TAIL_TOKENS:
             raise FormatError("a tail's token count is over the limit")
-        fields = (self.namespace_id, self.block, self.parent, self.digest, self.key_id)
-        lengths = (ID_BYTES, HASH_BYTES, HASH_BYTES, DIGEST_BYTES, KEY_ID_BYTES)
-        if tuple(map(len, fields)) != lengths:
+        if not (
+            len(self.namespace_id) == ID_BYTES
+            and len(self.block) == len(self.parent) == HASH_BYTES
+            and len(self.digest) == DIGEST_BYTES
+            and len(self.key_id) == KEY_ID_BYTES
+        ):
             raise FormatError("an id, hash or digest of the wrong length")
 
 

@@ -3,20 +3,31 @@ same chain come together.
 """
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from typing import Protocol
 
 from spillcache.state import Part
 from spillcache.store import rows
 from spillcache.store.catalog import Catalog, Sum
-from spillcache.store.rows import Entry, object_key
+from spillcache.store.objects import StoreObject
+from spillcache.store.rows import object_key
 
 
-@dataclass(slots=True)
-class _New:
-    entry: Entry
+class Written(Protocol):
+    """An object whose bytes lie in a segment."""
+
+    namespace_id: bytes
     key: bytes
-    children: int
-    """Those that it has already, if it takes the place of a row without bytes."""
+    """Its key in ``objects``."""
+    source: StoreObject
+    segment: int
+    offset: int
+    size: int
+    """Of the record."""
+    raw_bytes: int
+    stored_bytes: int
+
+    def row(self, last_use: int, children: int) -> bytes:
+        """The value of its row."""
 
 
 class Naming:
@@ -24,7 +35,7 @@ class Naming:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._new: dict[bytes, _New] = {}
+        self._new: dict[bytes, Written] = {}
         self._gone: dict[bytes, bytes] = {}
         self._children: Counter[bytes] = Counter()
 
@@ -39,37 +50,37 @@ class Naming:
             self._gone[key] = value
         return False
 
-    def add(self, entry: Entry, key: bytes) -> None:
-        """Name an object, by its key, that ``has`` just said is not there.
-
-        Its children and last use are filled in.
-        """
+    def add(self, item: Written) -> None:
+        """Name an object that ``has`` just said is not there."""
+        key, source = item.key, item.source
+        self._new[key] = item
         gone = self._gone.get(key)
         if gone is not None:
-            row = rows.unpack_entry(entry.namespace_id, entry.block, entry.part, gone)
-            self._new[key] = _New(entry, key, row.children)
-            return
-        self._new[key] = _New(entry, key, 0)
-        if entry.part is Part.KV and entry.block_index:
-            self._children[object_key(entry.namespace_id, entry.parent, Part.KV)] += 1
+            # A row without bytes, that its parent counts already.
+            row = rows.unpack_entry(item.namespace_id, source.block, source.part, gone)
+            self._children[key] += row.children
+        elif source.part is Part.KV and source.block_index:
+            self._children[object_key(item.namespace_id, source.parent, Part.KV)] += 1
 
     def finish(self) -> None:
         """Write the rows."""
-        catalog = self._catalog
-        for key, new in self._new.items():
-            new.children += self._children.pop(key, 0)
-        for key, count in self._children.items():
-            catalog.add_children(key, count)
+        catalog, children = self._catalog, self._children
         objects, places, evictable = [], [], []
         totals: defaultdict[tuple[int, bytes, Part], Sum] = defaultdict(Sum)
-        for key, new in self._new.items():
-            entry = new.entry.named(catalog.tick(), new.children)
-            totals[entry.segment, entry.namespace_id, entry.part].plus(entry)
-            objects.append((key, entry.value))
-            place = rows.place_key(entry.segment, entry.offset)
-            places.append((place, rows.pack_length(entry.record_bytes) + key))
-            if not new.children:
-                evictable.append((rows.evictable_key(entry), b""))
+        for key, item in self._new.items():
+            count, use = children.pop(key, 0), catalog.tick()
+            objects.append((key, item.row(use, count)))
+            place = rows.place_key(item.segment, item.offset)
+            places.append((place, rows.pack_length(item.size) + key))
+            if not count:
+                evictable.append((rows.evictable_place(item.source.rank, use, key), b""))
+            total = totals[item.segment, item.namespace_id, item.source.part]
+            total.objects += 1
+            total.raw_bytes += item.raw_bytes
+            total.stored_bytes += item.stored_bytes
+            total.record_bytes += item.size
+        for key, count in children.items():
+            catalog.add_children(key, count)
         for (segment, namespace_id, part), total in totals.items():
             catalog.account(segment, namespace_id, part, total, 1)
         catalog.put_all("objects", objects)

@@ -35,7 +35,6 @@ _SEGMENT = struct.Struct("<BxxxxxxxQQQQQQQ")
 _META = struct.Struct("<IxxxxQQQQQ")
 _USAGE = struct.Struct("<QQQ")
 _NAMESPACE = struct.Struct("<QQQI")
-_U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _U64_KEY = struct.Struct(">Q")
 _PLACE_KEY = struct.Struct(">QQ")
@@ -184,14 +183,6 @@ class Entry(tuple[bytes, BlockHash, Part, bytes]):
         """Whether ``other`` is the same record."""
         return other is not None and self[3][:16] == other[3][:16]
 
-    def named(self, last_use: int, children: int) -> "Entry":
-        """A copy with what is known when it is named."""
-        value = self[3]
-        value = b"".join(
-            (value[:32], _U64.pack(last_use), value[40:84], _U32.pack(children), value[88:])
-        )
-        return tuple.__new__(Entry, (*self[:3], value))
-
     def _replace(self, **changes: Any) -> "Entry":
         """A copy with some fields changed."""
         values = [*self[:3], *_ENTRY.unpack(self[3])]
@@ -207,6 +198,10 @@ class Entry(tuple[bytes, BlockHash, Part, bytes]):
 def object_key(namespace_id: bytes, block: bytes, part: int) -> bytes:
     """The key of an object in ``objects``."""
     return namespace_id + block + bytes((part,))
+
+
+pack_row = _ENTRY.pack
+"""The value of an object in ``objects``: of an entry's fields from ``segment`` on, in order."""
 
 
 def pack_entry(entry: Entry) -> bytes:
@@ -239,9 +234,13 @@ def evictable_key(entry: Entry) -> bytes:
     """The key in ``evictable``: the smallest goes first; higher ranks before lower, then the least
     recently used.
     """
-    use = _U64_KEY.pack(entry.last_use)
     key = object_key(entry.namespace_id, entry.block, entry.part)
-    return bytes((255 - entry.rank,)) + use + key
+    return evictable_place(entry.rank, entry.last_use, key)
+
+
+def evictable_place(rank: int, last_use: int, key: bytes) -> bytes:
+    """As ``evictable_key``, of an object's key."""
+    return bytes((255 - rank,)) + _U64_KEY.pack(last_use) + key
 
 
 def split_evictable_key(key: bytes) -> tuple[int, int, bytes]:

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from spillcache.config import MIB
+from spillcache.config import KIB, MIB
 from spillcache.state import Buffer
 from spillcache.store.buffers import AlignedBuffer, BufferPool
 from spillcache.store.files import Files, write_fully
@@ -15,6 +15,7 @@ from spillcache.store.format import padded
 
 _BUFFERS = 3
 _BUFFER_BYTES = 8 * MIB
+_SMALL_BYTES = 4 * KIB
 _FIRST_BYTES = 2 * MIB
 """The first write is short, so that the device has something to do at once."""
 
@@ -50,13 +51,18 @@ class Staging:
         """Copy bytes in; ``piece`` may be changed afterwards. Raises the OSError of an earlier
         write.
         """
+        size = len(piece)
+        if size < _SMALL_BYTES and self._filled + size <= self._limit:
+            self._buffer.view[self._filled : self._filled + size] = piece
+            self._filled += size
+            return
         # NumPy copies without holding the interpreter's lock, so that decoding goes on meanwhile.
-        source = np.frombuffer(piece, dtype=np.uint8) if len(piece) else None
+        source = np.frombuffer(piece, dtype=np.uint8)
         done = 0
-        while source is not None and done < len(source):
+        while done < size:
             if self._filled == self._limit:
                 self._turn_over()
-            count = min(len(source) - done, self._limit - self._filled)
+            count = min(size - done, self._limit - self._filled)
             self._buffer.array[self._filled : self._filled + count] = source[done : done + count]
             self._filled += count
             done += count

@@ -37,7 +37,7 @@ from spillcache.store.index import Index
 from spillcache.store.naming import Naming
 from spillcache.store.objects import PutResult, StoreObject
 from spillcache.store.room import NoRoom, Room, index_bytes
-from spillcache.store.rows import Entry, object_key
+from spillcache.store.rows import object_key, pack_row
 from spillcache.store.segments import Segments
 
 _GROUP_BYTES = 80 * MIB
@@ -50,9 +50,12 @@ log = logging.getLogger("spillcache.store")
 
 
 class _Record:
-    """An object on its way to disk."""
+    """An object on its way to disk. Each of its methods runs thousands of times in a put."""
 
-    __slots__ = ("cipher", "codec", "key", "namespace_id", "size", "source", "stored")
+    __slots__ = (
+        *("cipher", "codec", "key", "namespace_id", "offset", "raw_bytes", "segment", "size"),
+        *("source", "stored", "stored_bytes"),
+    )
 
     def __init__(
         self,
@@ -65,70 +68,71 @@ class _Record:
         self.namespace_id = namespace_id
         self.source = source
         self.key = object_key(namespace_id, source.block, source.part)
-        self.codec = codec
+        self.codec = int(codec)
         self.stored = stored
         self.cipher = cipher
+        self.raw_bytes = memoryview(source.payload).nbytes
+        self.stored_bytes = len(stored) + (OVERHEAD_BYTES if cipher is not None else 0)
+        """What the payload takes, encrypted if it is to be."""
         self.size = padded(RECORD_HEADER_BYTES + self.stored_bytes)
         """In the segment, header and padding included."""
+        self.segment = self.offset = 0
+        """Where it lies, once it is written."""
 
     @property
-    def stored_bytes(self) -> int:
-        """What the payload takes, encrypted if it is to be."""
-        return len(self.stored) + (OVERHEAD_BYTES if self.cipher is not None else 0)
+    def place(self) -> Place:
+        """Where it lies."""
+        return Place(self.segment, self.offset, self.size)
 
     def pieces(self) -> tuple[Buffer, ...]:
         """Header and payload; the payload is encrypted and digested here, while bytes before it
         are written.
         """
-        header = self._header()
         if self.cipher is None:
-            header.digest = payload_digest(b"", self.stored)
-            return header.encode(), self.stored
+            return self._header(payload_digest(b"", self.stored)).encode(), self.stored
+        header = self._header(_NO_DIGEST)
         nonce, stored = self.cipher.encrypt(self.stored, bound_bytes(header.encode()))
         header.digest = payload_digest(nonce, stored)
         return header.encode(), nonce, stored
 
-    def _header(self) -> RecordHeader:
-        """All but the digest."""
+    def _header(self, digest: bytes) -> RecordHeader:
         source = self.source
         return RecordHeader(
-            record_class=RecordClass.BLOCK,
-            part=source.part,
-            codec=self.codec,
-            rank=source.rank,
-            namespace_id=self.namespace_id,
-            block=source.block,
-            parent=source.parent,
-            block_index=source.block_index,
-            token_count=source.token_count,
-            raw_bytes=_length(source.payload),
-            stored_bytes=self.stored_bytes,
-            written_ns=time.time_ns(),
-            digest=_NO_DIGEST,
-            key_id=NO_KEY if self.cipher is None else self.cipher.key_id,
+            RecordClass.BLOCK,
+            source.part,
+            self.codec,
+            source.rank,
+            self.namespace_id,
+            source.block,
+            source.parent,
+            source.block_index,
+            source.token_count,
+            self.raw_bytes,
+            self.stored_bytes,
+            time.time_ns(),
+            digest,
+            0,
+            NO_KEY if self.cipher is None else self.cipher.key_id,
         )
 
-    def entry(self, segment: int, offset: int) -> Entry:
-        """The row that names it, its children and last use not yet filled in."""
+    def row(self, last_use: int, children: int) -> bytes:
+        """The value of its row in the index."""
         source = self.source
-        return Entry(
-            namespace_id=self.namespace_id,
-            block=source.block,
-            part=source.part,
-            segment=segment,
-            offset=offset,
-            stored_bytes=self.stored_bytes,
-            raw_bytes=_length(source.payload),
-            last_use=0,
-            parent=source.parent,
-            block_index=source.block_index,
-            token_count=source.token_count,
-            tail_tokens=0,
-            children=0,
-            codec=self.codec,
-            rank=source.rank,
-            record_class=RecordClass.BLOCK,
-            encrypted=int(self.cipher is not None),
+        return pack_row(
+            self.segment,
+            self.offset,
+            self.stored_bytes,
+            self.raw_bytes,
+            last_use,
+            source.parent,
+            source.block_index,
+            source.token_count,
+            0,
+            children,
+            self.codec,
+            source.rank,
+            RecordClass.BLOCK,
+            self.cipher is not None,
         )
 
 
@@ -314,11 +318,10 @@ class Writer:
         try:
             offsets = self._appender.write(_pieces(namespace if introduce else None, group))
             offsets = offsets[introduce:]
-            # The device is busy meanwhile.
-            pairs = zip(group, offsets, strict=True)
-            named = [(record, record.entry(segment, offset)) for record, offset in pairs]
+            for record, offset in zip(group, offsets, strict=True):
+                record.segment, record.offset = segment, offset
             end = offsets[-1] + group[-1].size
-            done = self._commit(namespace, segment, named, need=need, end=end)
+            done = self._commit(namespace, segment, group, need=need, end=end)
         except BaseException:
             self._appender.abandon()
             raise
@@ -336,7 +339,7 @@ class Writer:
         self,
         namespace: Namespace,
         segment: int,
-        named: list[tuple[_Record, Entry]],
+        group: list[_Record],
         *,
         need: int,
         end: int,
@@ -348,8 +351,8 @@ class Writer:
             done = _Commit(catalog.tick())
             catalog.use_namespace(namespace, done.clock)
             naming = Naming(catalog)
-            for record, entry in named:
-                _admit(naming, record, entry, done)
+            for record in group:
+                _admit(naming, record, done)
             naming.finish()
             for place in done.dead:
                 catalog.add_freeing(place)
@@ -357,14 +360,14 @@ class Writer:
             # the transaction is.
             self._appender.sync()
             row.committed_end = end
-            catalog.reserve(segment, -need - index_bytes(len(named)))
+            catalog.reserve(segment, -need - index_bytes(len(group)))
             catalog.measure(segment, self._files.allocated_at(self._segments.path(segment)))
             return done
 
         return self._index.write(work)
 
 
-def _admit(naming: Naming, record: _Record, entry: Entry, done: _Commit) -> None:
+def _admit(naming: Naming, record: _Record, done: _Commit) -> None:
     """Name one record, unless another process was quicker, or what it hangs on is gone."""
     if naming.has(record.key):
         done.present += 1
@@ -372,9 +375,9 @@ def _admit(naming: Naming, record: _Record, entry: Entry, done: _Commit) -> None
         done.dropped.append(record)
     else:
         done.written.append(record)
-        naming.add(entry, record.key)
+        naming.add(record)
         return
-    done.dead.append(Place(entry.segment, entry.offset, record.size))
+    done.dead.append(record.place)
 
 
 def _is_orphan(naming: Naming, record: _Record, done: _Commit) -> bool:
@@ -391,10 +394,6 @@ def _pieces(introduced: Namespace | None, group: Sequence[_Record]) -> Iterator[
         yield (namespace_record(introduced, time.time_ns()),)
     for record in group:
         yield record.pieces()
-
-
-def _length(payload: Buffer) -> int:
-    return memoryview(payload).nbytes
 
 
 def _sizes(group: Sequence[_Record]) -> int:
