@@ -52,5 +52,9 @@ class Geometry:
         return tuple(part for part, present in wanted if present)
 
     def blocks_reusable(self, prompt_tokens: int) -> int:
-        """The most blocks that a prompt can take from a cache: the last token is computed."""
-        return max(0, (prompt_tokens - 1) // self.block_tokens)
+        """The most blocks that a prompt can take from a cache.
+
+        Its last token is always computed. Where the state can't go back by a token (recurrent), so
+        is the block that this token completes.
+        """
+        return (prompt_tokens - self.has_boundary) // self.block_tokens if prompt_tokens else 0

@@ -332,7 +332,11 @@ class LlamaEngine(Engine):
     def _can_go_on(self, known: _Sequence, length: int) -> bool:
         if self._state.recurrent is not None and known.boundary_at != length:
             return length == 0
-        return known.windows_from <= max(0, length - self._state.window_tokens)
+        return known.windows_from <= self._window_start(length)
+
+    def _window_start(self, length: int) -> int:
+        """The oldest position that the token at position ``length`` sees in a window."""
+        return max(0, length - self._state.window_tokens + 1)
 
     # Sequences.
 
@@ -349,7 +353,7 @@ class LlamaEngine(Engine):
             return True
         # llama.cpp keeps a sequence's window cells without gaps from here on.
         oldest = int(self._api.llama_memory_seq_pos_min(self._memory, sequence))
-        return 0 <= oldest <= max(0, length - self._state.window_tokens)
+        return 0 <= oldest <= self._window_start(length)
 
     def truncate(self, sequence: int, length: int) -> None:
         """See Engine."""

@@ -1,9 +1,10 @@
 """How a prompt is cut into decode calls; pure functions.
 
 The canonical split: whole blocks in calls that are multiples of a block, at block-aligned
-positions, then the tail in a call of its own, cold or warm alike. Calls of whole blocks give the
-same bits however many blocks they hold, so a restored prefix followed by the rest of the plan gives
-the bits of a cold run.
+positions, then the tail in a call of its own, cold or warm alike. A prompt that ends with a block
+has no tail: there the last token is taken back and computed in a call of its own. Calls of whole
+blocks give the same bits however many blocks they hold, so a restored prefix followed by the rest
+of the plan gives the bits of a cold run.
 """
 
 from spillcache.state import Geometry
@@ -12,8 +13,8 @@ from spillcache.state import Geometry
 def next_stop(start: int, total: int, call_tokens: int, geometry: Geometry) -> int:
     """Where the call that starts at position ``start`` of a prompt of ``total`` tokens ends.
 
-    ``call_tokens``: the most tokens in this call, at least one block. Calls also end where a
-    boundary is to be taken.
+    ``start`` is less than ``total``. ``call_tokens``: the most tokens in this call, at least one
+    block. Calls also end where a boundary is to be taken.
     """
     size = geometry.block_tokens
     cut = geometry.blocks_reusable(total) * size
@@ -26,6 +27,14 @@ def next_stop(start: int, total: int, call_tokens: int, geometry: Geometry) -> i
         stride = geometry.boundary_stride * size
         stop = min(stop, (start // stride + 1) * stride)
     return stop
+
+
+def gives_logits(start: int, stop: int, total: int, geometry: Geometry) -> bool:
+    """Whether the call from ``start`` to ``stop`` is a prompt's last: the tail, or the last token
+    alone.
+    """
+    has_tail = total > geometry.blocks_reusable(total) * geometry.block_tokens
+    return stop == total and (has_tail or start == total - 1)
 
 
 def takes_boundary(stop: int, total: int, geometry: Geometry) -> bool:

@@ -39,7 +39,7 @@ from spillcache.serve.job import (
     Ticket,
 )
 from spillcache.serve.keeper import Keeper
-from spillcache.serve.prompt_plan import next_stop, takes_boundary
+from spillcache.serve.prompt_plan import gives_logits, next_stop, takes_boundary
 from spillcache.serve.restorer import Restorer
 from spillcache.serve.slot_choice import Choice, choose
 from spillcache.serve.slots import Job, Phase, Slot
@@ -268,7 +268,7 @@ class Scheduler:
         self._metrics.active.set(self.busy())
         self._reserve(slot, len(chain))
         if restore is None and not job.answer:
-            job.cached = {"live": live} if live else {}
+            job.count_cached({"live": live})
 
     def _take_live(self, choice: Choice) -> bool:
         """Truncate or fork; False, and an empty sequence, when that can't be done."""
@@ -310,7 +310,7 @@ class Scheduler:
         if job.answer:  # taken up again after it gave way: what is reused is not the prompt's
             return
         job.restore_s = time.monotonic() - restore.started
-        job.cached = self._restorer.tokens_by_tier(restore)
+        job.count_cached(self._restorer.tokens_by_tier(restore))
         job.restored_bytes = restore.size
 
     # Prefill.
@@ -324,16 +324,31 @@ class Scheduler:
         chain = slot.chain
         if chain is None:
             return
-        start, total = self._engine.length(slot.index), len(chain)
-        stop = next_stop(start, total, self._call_tokens(), self._engine.geometry)
-        chunk = Chunk(slot.index, chain.tokens[start:stop], logits=stop == total)
-        if not self._decode([chunk], [slot]):
+        geometry, total = self._engine.geometry, len(chain)
+        if self._engine.length(slot.index) == total:
+            self._take_back_one(slot, total)
+        start = self._engine.length(slot.index)
+        stop = next_stop(start, total, self._call_tokens(), geometry)
+        last = gives_logits(start, stop, total, geometry)
+        if not self._decode([Chunk(slot.index, chain.tokens[start:stop], logits=last)], [slot]):
             return
         if self._keeper is not None:
-            boundary = takes_boundary(stop, total, self._engine.geometry)
-            self._keeper.keep(slot, start, stop, boundary=boundary)
-        if stop == total:
+            # A block whose last token will be computed again is kept then.
+            done = stop if last or stop < total else stop - geometry.block_tokens
+            boundary = takes_boundary(stop, total, geometry)
+            self._keeper.keep(slot, start, done, boundary=boundary)
+        if last:
             self._prompt_done(slot)
+
+    def _take_back_one(self, slot: Slot, total: int) -> None:
+        """Have a prompt's last token computed again, for its logits."""
+        try:
+            self._engine.truncate(slot.index, total - 1)
+        except StateRejected as error:
+            log.warning("a prompt is computed from its beginning: %s", error)
+            self._engine.clear(slot.index)
+            if slot.job is not None:
+                slot.job.cached = {}
 
     def _call_tokens(self) -> int:
         most = self._engine.limits.call_tokens

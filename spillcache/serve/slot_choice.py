@@ -52,4 +52,6 @@ def usable_live(slot: Slot, chain: Chain, engine: Engine) -> int:
         return 0
     shared = min(slot.chain.shared(chain.tokens), held)
     live = live_prefix(held, shared, len(chain), engine.geometry)
-    return live if engine.can_truncate(slot.index, live) else 0
+    # The whole prompt is only of use if its last token can be taken back.
+    needed = min(live, len(chain) - 1)
+    return live if engine.can_truncate(slot.index, needed) else 0

@@ -47,6 +47,14 @@ class Job:
         """The prompt and what has been answered: what a slot must hold to go on."""
         return np.concatenate([self.request.tokens, np.array(self.answer, np.uint32)])
 
+    def count_cached(self, tokens: dict[Tier, int]) -> None:
+        """Note where the prompt's state comes from; its last token is computed in any case."""
+        left = len(self.request.tokens) - 1
+        for tier, count in tokens.items():
+            if min(count, left):
+                self.cached[tier] = min(count, left)
+            left -= min(count, left)
+
     def emit(self, event: Event) -> None:
         """Tell the listener, unless the client has left."""
         if not self.ticket.cancelled:

@@ -419,14 +419,15 @@ class EngineSuite:
         expected = cold(np.concatenate([prompt[: 6 * SIZE], tokens(9, 4)]))
         engine.clear(0)
         restore(engine, 0, saved[:6])
-        for length in range(1, 6 * SIZE):
+        for length in range(1, 6 * SIZE - 1):
             assert not engine.can_truncate(0, length), length
+        assert engine.can_truncate(0, 6 * SIZE - 1), "the last token sees the last window exactly"
         with pytest.raises(StateRejected):
             engine.truncate(0, 5 * SIZE)
         assert not engine.fork(0, 1, 5 * SIZE)
         assert engine.length(1) == 0
         prefill(engine, 0, prompt, start=6 * SIZE)
-        assert not engine.can_truncate(0, 6 * SIZE - 1)
+        assert not engine.can_truncate(0, 6 * SIZE - 2)
         assert engine.can_truncate(0, 6 * SIZE), "from there on the windows are real"
         engine.truncate(0, 6 * SIZE)
         assert np.array_equal(go_on(engine, 0, tokens(9, 4)), expected)

@@ -22,7 +22,11 @@ def test_parts_follow_the_geometry(geometry: Geometry, parts: tuple[Part, ...]) 
 
 
 @pytest.mark.parametrize(
-    ("prompt", "blocks"), [(0, 0), (1, 0), (64, 0), (65, 1), (128, 1), (129, 2), (8192, 127)]
+    ("prompt", "blocks", "recurrent"),
+    [(0, 0, 0), (1, 0, 0), (64, 1, 0), (65, 1, 1), (128, 2, 1), (129, 2, 2), (8192, 128, 127)],
 )
-def test_the_last_token_is_never_taken_from_a_cache(prompt: int, blocks: int) -> None:
+def test_recurrent_state_can_not_go_back_by_the_last_token(
+    prompt: int, blocks: int, recurrent: int
+) -> None:
     assert Geometry(block_tokens=64).blocks_reusable(prompt) == blocks
+    assert Geometry(block_tokens=64, has_boundary=True).blocks_reusable(prompt) == recurrent

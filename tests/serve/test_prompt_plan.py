@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spillcache.serve.prompt_plan import live_prefix, next_stop, takes_boundary
+from spillcache.serve.prompt_plan import gives_logits, live_prefix, next_stop, takes_boundary
 from spillcache.state import Geometry
 
 PLAIN = Geometry()
@@ -20,7 +20,8 @@ def plan(start: int, total: int, call: int, geometry: Geometry = PLAIN) -> list[
 
 def test_whole_blocks_then_the_tail() -> None:
     assert plan(0, 1100, 512) == [(0, 512), (512, 1024), (1024, 1088), (1088, 1100)]
-    assert plan(0, 1024, 512) == [(0, 512), (512, 960), (960, 1024)]
+    assert plan(0, 1024, 512) == [(0, 512), (512, 1024)], "and then its last token again"
+    assert plan(0, 1024, 512, HYBRID) == [(0, 512), (512, 960), (960, 1024)]
     assert plan(0, 64, 512) == [(0, 64)]
     assert plan(0, 5, 512) == [(0, 5)]
 
@@ -61,7 +62,7 @@ def test_every_plan_is_canonical(start: int, more: int, call: int, geometry: Geo
     [
         (1037, 1037, 1300, 1037),  # a conversation's next turn goes on from its end
         (1037, 1037, 1037, 1024),  # the same prompt: its last call is computed again
-        (1024, 1024, 1024, 960),
+        (1024, 1024, 1024, 1024),  # it ends with a block: its last token is taken back
         (1037, 700, 1300, 640),  # a branch: from a block boundary
         (1037, 30, 1300, 0),
         (0, 0, 100, 0),
@@ -69,3 +70,25 @@ def test_every_plan_is_canonical(start: int, more: int, call: int, geometry: Geo
 )
 def test_live_prefix(held: int, shared: int, total: int, want: int) -> None:
     assert live_prefix(held, shared, total, PLAIN) == want
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "total", "plain", "hybrid"),
+    [
+        (1024, 1100, 1100, True, True),  # the tail
+        (512, 1024, 1100, False, False),
+        (512, 960, 1024, False, False),
+        (1023, 1024, 1024, True, True),
+        (960, 1024, 1024, False, True),  # recurrent state can't go back by a token
+        (0, 1, 1, True, True),
+    ],
+)
+def test_which_call_gives_the_logits(
+    start: int, stop: int, total: int, plain: bool, hybrid: bool
+) -> None:
+    assert gives_logits(start, stop, total, PLAIN) == plain
+    assert gives_logits(start, stop, total, HYBRID) == hybrid
+
+
+def test_whole_blocks_give_no_logits_the_last_token_alone_does() -> None:
+    assert not gives_logits(512, 1024, 1024, PLAIN)

@@ -391,7 +391,7 @@ def test_a_client_that_leaves_during_a_restore_frees_everything(
             wait_for(lambda: slot.phase is Phase.IDLE)
         assert slot.restore is None
         assert stack.engine.length(0) == 0
-        assert stack.answer(prompt(640), 1).cached == {"disk": 576}
+        assert stack.answer(prompt(640), 1).cached == {"disk": 639}
 
 
 def test_before_the_cache_is_attached_requests_are_served_live(gguf_model: ModelShelf) -> None:
