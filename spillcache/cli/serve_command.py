@@ -7,9 +7,11 @@ from pathlib import Path
 import typer
 
 from spillcache.cli import serve_flags as flags
+from spillcache.cli.command import IGNORED
 from spillcache.cli.model_path import find_model
 from spillcache.config import (
     MIB,
+    NO_LIMIT_BYTES,
     CacheConfig,
     Codec,
     EngineConfig,
@@ -28,16 +30,19 @@ log = logging.getLogger("spillcache.serve")
 _ENGINE = EngineConfig(model=Path())
 _SERVE = ServeConfig()
 _CACHE = CacheConfig()
+_ALL_LAYERS = 9999
+"""More than any model has."""
 
 
 def serve(
     *,
+    context: typer.Context,
     model: flags.Model,
     ctx_size: flags.ContextSize = _ENGINE.context_tokens,
     ubatch_size: flags.UbatchSize = _ENGINE.ubatch_tokens,
     parallel: flags.Parallel = _ENGINE.slots,
     threads: flags.Threads = _ENGINE.threads,
-    n_gpu_layers: flags.GpuLayers = _ENGINE.gpu_layers,
+    n_gpu_layers: flags.GpuLayers = str(_ENGINE.gpu_layers),
     cache_type_k: flags.TypeK = _ENGINE.type_k,
     cache_type_v: flags.TypeV = _ENGINE.type_v,
     flash_attn: flags.FlashAttn = _ENGINE.flash_attention,
@@ -55,11 +60,14 @@ def serve(
     cache_disk_codec: flags.CacheDiskCodec = None,
     cache_disk_key_file: flags.CacheDiskKeyFile = None,
     cache_max_age: flags.CacheMaxAge = None,
-    cache_ram: flags.CacheRam = _CACHE.ram_bytes // MIB,
+    cache_ram: flags.CacheRam = str(_CACHE.ram_bytes // MIB),
     cache_min_tokens: flags.CacheMinTokens = _CACHE.min_tokens,
     cache_namespace: flags.CacheNamespace = "",
 ) -> None:
-    """Serve a model over OpenAI's HTTP API; with --cache-disk, prompts survive a restart."""
+    """Serve a model over OpenAI's HTTP API; with --cache-disk, prompts survive a restart.
+
+    Flags and variables (LLAMA_ARG_…) are llama-server's; docs/flags.md has all of them.
+    """
     settings = Settings(
         engine=EngineConfig(
             model=find_model(model),
@@ -67,7 +75,7 @@ def serve(
             ubatch_tokens=_ubatch(ubatch_size),
             slots=parallel,
             threads=threads,
-            gpu_layers=n_gpu_layers,
+            gpu_layers=_gpu_layers(n_gpu_layers),
             type_k=cache_type_k,
             type_v=_type_v(cache_type_v, flash_attn),
             flash_attention=flash_attn,
@@ -77,7 +85,7 @@ def serve(
             mmap=not no_mmap,
         ),
         serve=ServeConfig(host=host, port=port, api_key=api_key or None, alias=alias),
-        cache=CacheConfig(ram_bytes=cache_ram * MIB, min_tokens=cache_min_tokens),
+        cache=CacheConfig(ram_bytes=_ram_bytes(cache_ram), min_tokens=cache_min_tokens),
         store=_aged(
             _store(
                 cache_disk,
@@ -92,6 +100,8 @@ def serve(
     from spillcache.serve.server_log import log_to_stderr  # noqa: PLC0415 — not for --help
 
     with log_to_stderr(log_level):
+        if ignored := context.meta.get(IGNORED):
+            log.warning("ignored, for they mean nothing here: %s", ", ".join(ignored))
         _warn_if_open(settings.serve)
         raise typer.Exit(_run_server(settings))
 
@@ -100,10 +110,30 @@ def _ubatch(tokens: int) -> int:
     """A decode call holds whole blocks, so that blocks can be exported right after it."""
     block = _ENGINE.block_tokens
     if tokens < block or tokens % block:
-        raise ConfigError(
-            f"--ubatch-size: {tokens} is not a multiple of {block}; write {block * 8}"
-        )
+        below = tokens // block * block
+        write = f"{below} or {below + block}" if below > 0 else str(block)
+        raise ConfigError(f"--ubatch-size: {tokens} is not a multiple of {block}; write {write}")
     return tokens
+
+
+def _gpu_layers(text: str) -> int:
+    """A number of layers; all of them for ``all``, ``auto`` and -1."""
+    if text.lower() in ("all", "auto", "-1"):
+        return _ALL_LAYERS
+    if not text.isdecimal():
+        raise ConfigError(f"--n-gpu-layers: {text!r} is not a number of layers; or write all")
+    return min(int(text), _ALL_LAYERS)
+
+
+def _ram_bytes(text: str) -> int:
+    """MiB as llama-server's, or a size with its unit; -1: no limit but the machine's."""
+    if text.strip() == "-1":
+        return NO_LIMIT_BYTES
+    if text.strip().isdecimal():
+        return min(int(text) * MIB, NO_LIMIT_BYTES)
+    if not text.strip()[-1:].isalpha():
+        raise ConfigError(f"--cache-ram: {text!r} is not a number of MiB; or write a size, as 2GiB")
+    return parse_size(text, "--cache-ram")
 
 
 def _type_v(type_v: KVType, flash_attention: FlashAttention) -> KVType:

@@ -31,6 +31,7 @@ ContextSize = Annotated[
         "--ctx-size",
         "-c",
         envvar="LLAMA_ARG_CTX_SIZE",
+        metavar="N",
         min=0,
         help="Tokens that all slots share; 0: as many as the model was trained for.",
         rich_help_panel=_MODEL,
@@ -42,6 +43,7 @@ UbatchSize = Annotated[
         "--ubatch-size",
         "-ub",
         envvar="LLAMA_ARG_UBATCH",
+        metavar="N",
         help="The most tokens in one decode call; a multiple of 64.",
         rich_help_panel=_MODEL,
     ),
@@ -52,6 +54,7 @@ Parallel = Annotated[
         "--parallel",
         "-np",
         envvar="LLAMA_ARG_N_PARALLEL",
+        metavar="N",
         min=1,
         help="Slots: conversations that are answered at once.",
         rich_help_panel=_MODEL,
@@ -63,6 +66,7 @@ Threads = Annotated[
         "--threads",
         "-t",
         envvar="LLAMA_ARG_THREADS",
+        metavar="N",
         min=0,
         max=512,
         help="CPU threads; 0: as many as the process may use.",
@@ -70,13 +74,13 @@ Threads = Annotated[
     ),
 ]
 GpuLayers = Annotated[
-    int,
+    str,
     typer.Option(
         "--n-gpu-layers",
-        "--gpu-layers",
         "-ngl",
         envvar="LLAMA_ARG_N_GPU_LAYERS",
-        help="Layers on the GPU, if the library was built for one.",
+        metavar="N|all|auto",
+        help="Layers on the GPU, if the library was built for one; auto: as all.",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -86,7 +90,8 @@ TypeK = Annotated[
         "--cache-type-k",
         "-ctk",
         envvar="LLAMA_ARG_CACHE_TYPE_K",
-        help="The type of keys in the KV cache.",
+        metavar="TYPE",
+        help="The type of keys in the KV cache: f16, bf16, q8_0 or f32.",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -96,7 +101,8 @@ TypeV = Annotated[
         "--cache-type-v",
         "-ctv",
         envvar="LLAMA_ARG_CACHE_TYPE_V",
-        help="The type of values; q8_0 needs flash attention.",
+        metavar="TYPE",
+        help="The type of values, likewise; q8_0 needs flash attention.",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -106,6 +112,7 @@ FlashAttn = Annotated[
         "--flash-attn",
         "-fa",
         envvar="LLAMA_ARG_FLASH_ATTN",
+        metavar="on|off|auto",
         help="Flash attention.",
         rich_help_panel=_MODEL,
     ),
@@ -140,13 +147,20 @@ ChatTemplate = Annotated[
 ]
 Host = Annotated[
     str,
-    typer.Option("--host", envvar="LLAMA_ARG_HOST", help="Address.", rich_help_panel=_SERVER),
+    typer.Option(
+        "--host",
+        envvar="LLAMA_ARG_HOST",
+        metavar="ADDRESS",
+        help="The address to listen on.",
+        rich_help_panel=_SERVER,
+    ),
 ]
 Port = Annotated[
     int,
     typer.Option(
         "--port",
         envvar="LLAMA_ARG_PORT",
+        metavar="N",
         min=0,
         max=65535,
         help="Port; 0: a free one.",
@@ -169,13 +183,19 @@ Alias = Annotated[
         "--alias",
         "-a",
         envvar="LLAMA_ARG_ALIAS",
+        metavar="NAME",
         help="The model's name in answers.",
         rich_help_panel=_SERVER,
     ),
 ]
 Level = Annotated[
     LogLevel,
-    typer.Option("--log-level", help="What is logged, to stderr.", rich_help_panel=_SERVER),
+    typer.Option(
+        "--log-level",
+        metavar="LEVEL",
+        help="What is logged, to stderr: debug, info, warning or error.",
+        rich_help_panel=_SERVER,
+    ),
 ]
 CacheDisk = Annotated[
     Path | None,
@@ -209,7 +229,9 @@ CacheDiskCodec = Annotated[
     Codec | None,
     typer.Option(
         "--cache-disk-codec",
-        help="How new blocks are written; auto measures what pays. Default: auto.",
+        metavar="CODEC",
+        help="How new blocks are written: auto (measures what pays; the default), raw, zstd or "
+        "byteplane.",
         rich_help_panel=_CACHE,
     ),
 ]
@@ -232,14 +254,13 @@ CacheDiskKeyFile = Annotated[
     ),
 ]
 CacheRam = Annotated[
-    int,
+    str,
     typer.Option(
         "--cache-ram",
         "-cram",
         envvar="LLAMA_ARG_CACHE_RAM",
-        min=0,
         metavar="MIB",
-        help="Memory for blocks that no slot holds, in MiB.",
+        help="Memory for blocks that no slot holds: MiB, or a size as 2GiB; -1: what there is.",
         rich_help_panel=_CACHE,
     ),
 ]
@@ -248,6 +269,7 @@ CacheMinTokens = Annotated[
     typer.Option(
         "--cache-min-tokens",
         min=0,
+        metavar="N",
         help="Prompts shorter than this are not written to disk.",
         rich_help_panel=_CACHE,
     ),

@@ -22,7 +22,9 @@ def bind_socket(config: ServeConfig) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"--host {host}, --port {port}: no such address ({error})") from error
+        raise ConfigError(
+            f"--host {host}: no such address; write 127.0.0.1, 0.0.0.0 or one of this machine's"
+        ) from error
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

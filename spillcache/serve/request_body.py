@@ -21,7 +21,7 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
         return kind.model_validate_json(raw)
     except ValidationError as error:
         # Neither the input nor the URL of an explanation: a body holds prompts.
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        first = error.errors(include_url=False, include_input=False)[0]
         raise _bad_body(first) from None
 
 
@@ -31,10 +31,33 @@ def _bad_body(detail: ErrorDetails) -> RequestError:
     param = _path(detail["loc"])
     if not param:
         return RequestError("the body must be a JSON object")
-    if detail["type"] == "missing":
-        return RequestError(f"{param} is required", param)
-    message = detail["msg"]
-    return RequestError(f"{param}: {message[:1].lower()}{message[1:]}", param)
+    sentence = _SENTENCES.get(detail["type"])
+    if sentence is None:
+        message = detail["msg"]
+        colon = "" if message.startswith("must be ") else ":"  # our own words, of schema.py
+        return RequestError(f"{param}{colon} {message[:1].lower()}{message[1:]}", param)
+    # Of the context only the bounds that a sentence names: it may hold more, such as the input.
+    return RequestError(f"{param} {sentence.format_map(detail.get('ctx', {}))}", param)
+
+
+_SENTENCES = {
+    "missing": "is required",
+    "too_short": "is empty",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be a text",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be more than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "dict_type": "must be an object",
+}
+"""Pydantic's kinds of error in the words of this API."""
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

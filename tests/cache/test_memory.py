@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from spillcache.cache.memory import SHARE, clamp_ram
+from spillcache.config import NO_LIMIT_BYTES, CacheConfig
 
 GIB = 1 << 30
 
@@ -71,3 +72,12 @@ def test_where_nothing_is_known_it_is_granted(tmp_path: Path) -> None:
 
 def test_on_this_machine_a_little_is_granted() -> None:
     assert clamp_ram(1 << 20) == 1 << 20
+
+
+def test_no_limit_is_the_machines_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine(tmp_path, 10 * GIB)
+    assert clamp_ram(NO_LIMIT_BYTES, tmp_path) == int(10 * GIB * SHARE)
+    assert clamp_ram(NO_LIMIT_BYTES, tmp_path / "nowhere") == CacheConfig().ram_bytes
+    assert not caplog.records

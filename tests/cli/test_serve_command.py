@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from spillcache.cli import serve_command
-from spillcache.config import GIB, MIB, Settings
+from spillcache.config import GIB, MIB, NO_LIMIT_BYTES, Settings
 
 
 @pytest.fixture
@@ -113,8 +113,14 @@ def test_variables_are_llama_servers_and_flags_win(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("-ub 100", "--ubatch-size: 100 is not a multiple of 64"),
-        ("-ub 0", "--ubatch-size"),
+        ("-ub 100", "--ubatch-size: 100 is not a multiple of 64; write 64 or 128"),
+        ("-ub 0", "--ubatch-size: 0 is not a multiple of 64; write 64"),
+        ("-ub 63", "write 64"),
+        ("-ngl some", "--n-gpu-layers: 'some' is not a number of layers; or write all"),
+        ("-cram -2", "--cache-ram: '-2' is not a number of MiB; or write a size, as 2GiB"),
+        ("-cram 1.5", "--cache-ram: '1.5' is not a number of MiB"),
+        ("--cache-ram=", "--cache-ram: '' is not a number of MiB"),
+        ("-cram much", "--cache-ram: 'much' is not a size"),
         ("-ctv q8_0 -fa off", "--cache-type-v: q8_0 needs flash attention"),
         ("--cache-disk-size 1GiB", "--cache-disk-size needs --cache-disk"),
         ("--cache-disk-min-free 1GiB", "--cache-disk-min-free needs --cache-disk"),
@@ -132,6 +138,44 @@ def test_what_can_not_be_meant_is_said(
     assert ended.code == 2
     assert says in ended.err
     assert not served
+
+
+@pytest.mark.parametrize(
+    ("words", "ram_bytes"),
+    [
+        ("-cram 64", 64 * MIB),
+        ("-cram -1", NO_LIMIT_BYTES),
+        ("--cache-ram 2GiB", 2 * GIB),
+        ("--cache-ram=512M", 512 * MIB),
+        ("-cram " + "9" * 30, NO_LIMIT_BYTES),
+    ],
+)
+def test_ram_in_mib_or_as_a_size(
+    cli: Any, model: str, served: list[Settings], words: str, ram_bytes: int
+) -> None:
+    assert cli("serve", "-m", model, *words.split()).code == 7
+    assert served[0].cache.ram_bytes == ram_bytes
+
+
+@pytest.mark.parametrize("words", ["-ngl all", "-ngl auto", "-ngl -1", "--gpu-layers=ALL"])
+def test_all_layers(cli: Any, model: str, served: list[Settings], words: str) -> None:
+    assert cli("serve", "-m", model, *words.split()).code == 7
+    assert served[0].engine.gpu_layers > 1000
+
+
+def test_flags_that_mean_nothing_here_are_told_of_in_a_line(
+    cli: Any, model: str, served: list[Settings]
+) -> None:
+    line = "-b 2048 -c 512 --jinja --metrics -tb 2 -lv=3 --no-webui"
+    ended = cli("serve", "-m", model, *line.split())
+    assert ended.code == 7
+    assert served[0].engine.context_tokens == 512
+    assert served[0].engine.threads == 0
+    assert ended.err.count("\n") == 1
+    assert ended.err.endswith(
+        " spillcache: warning: ignored, for they mean nothing here: "
+        "-b 2048, --jinja, --metrics, -tb 2, -lv=3, --no-webui\n"
+    )
 
 
 def test_a_bad_model_is_said_before_anything_starts(

@@ -51,15 +51,38 @@ def test_json_that_is_no_object(http, body):
     ("path", "body", "param", "words"),
     [
         (CHAT, {}, "messages", "messages is required"),
-        (CHAT, {"messages": HELLO, "max_tokens": "5"}, "max_tokens", "valid integer"),
-        (CHAT, {"messages": HELLO, "temperature": -1}, "temperature", "greater than or equal"),
-        (CHAT, {"messages": [{"role": 5}]}, "messages[0].role", "valid string"),
-        (CHAT, {"messages": HELLO, "stop": [1]}, "stop", "a text or a list of at most 32"),
+        (
+            CHAT,
+            {"messages": HELLO, "max_tokens": "5"},
+            "max_tokens",
+            "max_tokens must be an integer",
+        ),
+        (
+            CHAT,
+            {"messages": HELLO, "temperature": -1},
+            "temperature",
+            "temperature must be at least 0",
+        ),
+        (CHAT, {"messages": [{"role": 5}]}, "messages[0].role", "messages[0].role must be a text"),
+        (
+            CHAT,
+            {"messages": HELLO, "stop": [1]},
+            "stop",
+            "stop must be a text or a list of at most 32",
+        ),
+        (CHAT, {"messages": []}, "messages", "messages is empty"),
+        (CHAT, {"messages": "hi"}, "messages", "messages must be a list"),
+        (CHAT, {"messages": ["hi"]}, "messages[0]", "messages[0] must be an object"),
+        (CHAT, {"messages": HELLO, "stream_options": 5}, "stream_options", "must be an object"),
+        (CHAT, {"messages": HELLO, "top_p": 0}, "top_p", "top_p must be more than 0"),
+        (CHAT, {"messages": HELLO, "top_p": 1.5}, "top_p", "top_p must be at most 1"),
+        (CHAT, {"messages": HELLO, "top_p": "x"}, "top_p", "top_p must be a number"),
+        (CHAT, {"messages": HELLO, "max_tokens": 1.5}, "max_tokens", "must be an integer"),
         (
             CHAT,
             {"messages": HELLO, "stream_options": {"include_usage": "yes"}},
             "stream_options.include_usage",
-            "valid boolean",
+            "must be true or false",
         ),
         (
             CHAT,
@@ -80,8 +103,8 @@ def test_json_that_is_no_object(http, body):
         ("/v1/completions", {"prompt": [258]}, "prompt", "0 … 257"),
         ("/v1/completions", {"prompt": [-1]}, "prompt", "0 … 257"),
         ("/v1/completions", {"prompt": ["a", "b"]}, "prompt", "several prompts"),
-        ("/tokenize", {"content": 5}, "content", "valid string"),
-        ("/detokenize", {"tokens": ["a"]}, "tokens[0]", "valid integer"),
+        ("/tokenize", {"content": 5}, "content", "content must be a text"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]", "must be an integer"),
         ("/detokenize", {"tokens": [5000]}, "tokens", "0 … 257"),
     ],
 )
@@ -91,6 +114,8 @@ def test_fields_at_fault_are_named(http, service, path, body, param, words):
     assert response.status_code == 400
     assert error["param"] == param
     assert words in error["message"]
+    for raw in ("nput should", "alue error", "validation"):
+        assert raw not in error["message"]
     assert error["type"] == "invalid_request_error"
     assert error["code"] in {"REQUEST_INVALID", "REQUEST_UNSUPPORTED"}
     assert service.requests == []
