@@ -13,7 +13,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from spillcache.config import MIB
-from spillcache.store.files import FILE_MODE
+from spillcache.store.files import FILE_MODE, Files
 from spillcache.store.location import INDEX, TEMPORARY
 
 INDEX_SUM = "index.sum"
@@ -51,11 +51,9 @@ def write_sum(store: Path) -> None:
 
 def check_sum(store: Path) -> Verdict:
     """Compare the index with its digest; reads all of it. Raises OSError."""
-    try:
-        fd = os.open(store / INDEX_SUM, _READ)
-    except FileNotFoundError:
+    if not Files().is_file(store / INDEX_SUM):
         return Verdict.UNKNOWN
-    with open(fd, "rb") as file:
+    with open(os.open(store / INDEX_SUM, _READ), "rb") as file:
         written = file.read(_SUM_BYTES + 1)
     if len(written) != _SUM_BYTES:
         return Verdict.UNKNOWN
@@ -68,7 +66,8 @@ def check_sum(store: Path) -> Verdict:
 
 def remove_sum(store: Path) -> None:
     """From now on the index may change. Raises OSError."""
-    with contextlib.suppress(FileNotFoundError):
+    # A directory of that name is not ours, and tells nothing.
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         (store / INDEX_SUM).unlink()
         fd = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

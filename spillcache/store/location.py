@@ -258,7 +258,9 @@ def _read_settings(path: Path) -> Location | None:
     become ours.
     """
     try:
-        fd = os.open(path / SETTINGS, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # A pipe of that name would be waited for without O_NONBLOCK.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        fd = os.open(path / SETTINGS, flags)
     except FileNotFoundError:
         _require_empty(path)
         return None

@@ -223,7 +223,7 @@ class OpenStore:
         if not entry.same_place(now):
             return ObjectMissing(f"{name} was evicted before it was read")
         if failure.kind == "missing":
-            return StoreIOError(f"{name} could not be read: its segment is gone ({failure.reason})")
+            return self._missing(failure, name)
         again = self.reread(entry)
         if again is None:
             return StoreIOError(f"{name} was read wrong once, and right then; nothing was deleted")
@@ -239,6 +239,14 @@ class OpenStore:
             self._met_locked = True
             log.warning("%s: %s; such blocks are computed again", name, failure.reason)
         return ObjectMissing(f"{name}: {failure.reason}")
+
+    def _missing(self, failure: Failure, name: str) -> StoreError:
+        """Somebody removed a segment's file: what lay in it must not be found again."""
+        try:
+            self.segments.lose(failure.entry)
+        except OSError as error:
+            return store_error(error, f"{name} was read")
+        return ObjectMissing(f"{name} is gone, for its segment's file is ({failure.reason})")
 
     def _corrupt(self, failure: Failure, name: str) -> StoreError:
         if not self.condemn(failure):

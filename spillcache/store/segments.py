@@ -345,13 +345,16 @@ class Segments:
             self._close(fd)
 
     def lose(self, entry: Entry) -> bool:
-        """Forget an object whose segment's file is gone; False if it was gone already."""
+        """Forget an object whose segment's file is gone; False if it is not, or if the object was
+        gone already. Raises OSError, also when it is the directory that is gone: then the
+        filesystem may come back.
+        """
 
         def work(catalog: Catalog) -> bool:
             now = catalog.current(entry)
             if now is None or not now.same_place(entry):
                 return False
-            if self._files.is_file(self.path(entry.segment)):
+            if entry.segment in self._on_disk():
                 return False
             for place in catalog.remove(now):
                 catalog.freed(place)

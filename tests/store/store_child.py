@@ -4,7 +4,8 @@
 
 ``put``: put COUNT chains and print a line after each, when it is durable. ``hold``: the same, then
 wait for ever. ``dirty``: append records that are never committed, print, and wait. ``churn``: put
-COUNT chains, and check what is read back.
+COUNT chains, and check what is read back. ``late``: find a chain of COUNT blocks, wait for a line,
+then read it.
 """
 
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from store_tools import NAMESPACE, OTHER, config, entries, objects, read_all
 
-from spillcache.errors import ObjectMissing
+from spillcache.errors import ObjectMissing, StoreError
 from spillcache.state import Part
 from spillcache.store.block_store import BlockStore
 
@@ -63,7 +64,23 @@ def churn(store: BlockStore, seed: int, count: int) -> None:
     say(f"done {misses}")
 
 
-MODES = {"put": put, "hold": hold, "dirty": dirty, "churn": churn}
+def late(store: BlockStore, seed: int, count: int) -> None:
+    """Find, wait for a line, read: what comes of each object."""
+    wanted = objects(seed, count, SIZE, (Part.KV, Part.WINDOW))
+    found = entries(store, wanted)
+    say(f"found {len(found)}")
+    sys.stdin.readline()
+    right = {(o.block, o.part): o.payload for o in wanted}
+    for entry in reversed(found):
+        try:
+            (data,) = read_all(store, [entry])
+        except StoreError as error:
+            say(type(error).__name__)
+        else:
+            say("right" if data == right[entry.block, entry.part] else "wrong")
+
+
+MODES = {"late": late, "put": put, "hold": hold, "dirty": dirty, "churn": churn}
 
 if __name__ == "__main__":
     with BlockStore.open(config(Path(sys.argv[2]))) as opened:

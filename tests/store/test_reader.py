@@ -198,18 +198,33 @@ def test_a_truncated_segment(store):
     assert read_all(store, found[:1]) == [wanted[0].payload]
 
 
-def test_a_vanished_segment_is_an_io_error_and_at_the_next_open_a_miss(tmp_path):
+def test_a_vanished_segment_is_a_miss(tmp_path):
     wanted = objects(1, 3)
     with BlockStore.open(config(tmp_path)) as store:
         store.put(NAMESPACE, wanted)
         found = entries(store, wanted)
         segment_files(tmp_path)[0].unlink()
-        with pytest.raises(StoreIOError, match="gone"):
-            read_all(store, found)
-        assert len(entries(store, wanted)) == 3
+        for entry in reversed(found):
+            with pytest.raises(ObjectMissing, match="gone"):
+                read_all(store, [entry])
+        assert entries(store, wanted) == []
+        assert list((tmp_path / "quarantine").iterdir()) == []
     with BlockStore.open(config(tmp_path)) as store:
         assert entries(store, wanted) == []
         assert store.put(NAMESPACE, wanted).written == 3
+        check_all(store, wanted)
+
+
+def test_a_vanished_directory_forgets_nothing(tmp_path):
+    """A filesystem that is gone may come back."""
+    wanted = objects(1, 3)
+    with BlockStore.open(config(tmp_path / "cache")) as store:
+        store.put(NAMESPACE, wanted)
+        found = entries(store, wanted)
+        (tmp_path / "cache" / "segments").rename(tmp_path / "away")
+        with pytest.raises(StoreIOError):
+            read_all(store, found)
+        (tmp_path / "away").rename(tmp_path / "cache" / "segments")
         check_all(store, wanted)
 
 
