@@ -311,16 +311,17 @@ class LlamaEngine(Engine):
         if kv is None or layout is None:
             raise StateRejected("a block without its kv part")
         layout.check(kv, start, stop)
-        second: Buffer = b""
-        if self._state.blank is not None:
-            window = state.get(Part.WINDOW)
-            if window is not None:
-                self._state.blank.layout.check(window, start, stop)
-            second = self._state.blank.at(start) if window is None else window
-        elif self._state.recurrent is not None:
-            second = self._state.recurrent.empty
+        window = state.get(Part.WINDOW)
+        if window is not None and self._state.window is not None:
+            self._state.window.check(window, start, stop)
+        head = header(self._spare)
         try:
-            self._write(self._spare, (header(self._spare), kv, second), 0)
+            if window is None and self._state.blank is not None:
+                self._set(self._spare, self._state.blank.blob(head, kv, start))
+            else:
+                recurrent = self._state.recurrent
+                second = recurrent.empty if recurrent is not None else window or b""
+                self._write(self._spare, (head, kv, second), 0)
             self._api.llama_memory_seq_cp(self._memory, self._spare, sequence, -1, -1)
         finally:  # what was half written must not be in the next block
             self._drop(self._spare)
@@ -447,7 +448,11 @@ class LlamaEngine(Engine):
         for piece in pieces:
             self._buffer[at : at + len(piece)] = piece
             at += len(piece)
-        source = (ctypes.c_uint8 * size).from_buffer(self._buffer)
+        self._set(sequence, self._buffer, size, flags)
+
+    def _set(self, sequence: int, blob: bytearray, size: int | None = None, flags: int = 0) -> None:
+        size = len(blob) if size is None else size
+        source = (ctypes.c_uint8 * size).from_buffer(blob)
         count = self._api.llama_state_seq_set_data_ext(self._context, source, size, sequence, flags)
         if count != size:
             raise StateRejected(f"llama.cpp took {count} of {size} bytes")

@@ -126,20 +126,26 @@ def _parse_kv(section: Buffer, extra_words: int, state_format: int) -> KVLayout 
 
 
 class Placeholder:
-    """A window section whose rows are zero, renumbered for every use.
+    """A blob whose window section has zero rows: only what stands before it is written anew.
 
-    Its cells are masked anyway; they keep the cell layout, and so the bits, of a cold run.
+    Its window cells are masked anyway; they keep the cell layout, and so the bits, of a cold run.
+    ``before_bytes``: header and kv section. Zeros are most of a blob, so they are not copied.
     """
 
-    def __init__(self, layout: KVLayout, section: Buffer) -> None:
+    def __init__(self, layout: KVLayout, section: Buffer, before_bytes: int) -> None:
         self.layout = layout
-        self._section = layout.zeroed(section)
-        self._positions = layout.positions(self._section)
+        self._before = before_bytes
+        self._blob = bytearray(before_bytes) + layout.zeroed(section)
+        self._positions = layout.positions(memoryview(self._blob)[before_bytes:])
 
-    def at(self, start: int) -> bytearray:
-        """The section with the positions from ``start`` on; ours, valid until the next call."""
+    def blob(self, head: bytes, kv: Buffer, start: int) -> bytearray:
+        """``head`` and ``kv`` before a window of the positions from ``start`` on; ours, valid until
+        the next call.
+        """
+        self._blob[: len(head)] = head
+        self._blob[len(head) : self._before] = kv
         self._positions[:] = np.arange(start, start + self.layout.cells)
-        return self._section
+        return self._blob
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,9 +57,8 @@ class LlamaState:
         window = parse_kv(second, extra_words)
         if window is None or window.cells != block_tokens or window_tokens <= 0:
             return cls(problem=_UNKNOWN)
-        return cls(
-            kv=kv, window=window, window_tokens=window_tokens, blank=Placeholder(window, second)
-        )
+        blank = Placeholder(window, second, HEADER_BYTES + kv.size)
+        return cls(kv=kv, window=window, window_tokens=window_tokens, blank=blank)
 
     @property
     def state_format(self) -> int:
