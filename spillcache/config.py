@@ -109,6 +109,19 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestDefaults:
+    """What requests that say nothing get; None: the engine's own default."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    """-1: a random one."""
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServeConfig:
     """The HTTP server."""
 
@@ -120,6 +133,7 @@ class ServeConfig:
     body_limit_bytes: int = 16 * MIB
     drain_s: float = 5.0
     """How long running answers may go on after SIGTERM before they are cut."""
+    defaults: RequestDefaults = field(default_factory=RequestDefaults)
 
 
 @dataclass(frozen=True, slots=True)

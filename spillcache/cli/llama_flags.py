@@ -2,7 +2,11 @@
 
 from collections.abc import Mapping
 
-ALIASES: Mapping[str, str] = {"--gpu-layers": "--n-gpu-layers"}
+ALIASES: Mapping[str, str] = {
+    "--gpu-layers": "--n-gpu-layers",
+    "--predict": "--n-predict",
+    "--temperature": "--temp",
+}
 """Second long names of flags that are ours."""
 
 IGNORED_SWITCHES = frozenset(
@@ -51,8 +55,8 @@ _REFUSED_BY_REASON: Mapping[str, str] = {
         --kv-offload --override-kv -fit --fit -fitt --fit-target -fitc --fit-ctx --op-offload
         --no-op-offload --no-host""",
     "requests say that themselves (docs/api.md)": """
-        --temp --temperature --top-k --top-p --min-p --seed -s --predict -n --n-predict --keep
-        --repeat-last-n --repeat-penalty --presence-penalty --frequency-penalty --ignore-eos""",
+        --keep --repeat-last-n --repeat-penalty --presence-penalty --frequency-penalty
+        --ignore-eos""",
     "that way of sampling is not offered": """
         --samplers --sampler-seq --sampling-seq --top-nsigma --top-n-sigma --typical --typical-p
         --xtc-probability --xtc-threshold --dry-multiplier --dry-base --dry-allowed-length

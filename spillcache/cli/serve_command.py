@@ -17,6 +17,7 @@ from spillcache.config import (
     EngineConfig,
     FlashAttention,
     KVType,
+    RequestDefaults,
     ServeConfig,
     Settings,
     StoreConfig,
@@ -54,6 +55,12 @@ def serve(
     api_key: flags.ApiKey = None,
     alias: flags.Alias = None,
     log_level: flags.Level = "info",
+    temp: flags.Temperature = None,
+    top_k: flags.TopK = None,
+    top_p: flags.TopP = None,
+    min_p: flags.MinP = None,
+    seed: flags.Seed = None,
+    n_predict: flags.Predict = None,
     cache_disk: flags.CacheDisk = None,
     cache_disk_size: flags.CacheDiskSize = None,
     cache_disk_min_free: flags.CacheDiskMinFree = None,
@@ -84,7 +91,13 @@ def serve(
             namespace_tag=cache_namespace,
             mmap=not no_mmap,
         ),
-        serve=ServeConfig(host=host, port=port, api_key=api_key or None, alias=alias),
+        serve=ServeConfig(
+            host=host,
+            port=port,
+            api_key=api_key or None,
+            alias=alias,
+            defaults=RequestDefaults(temp, top_k, _top_p(top_p), min_p, seed, _limit(n_predict)),
+        ),
         cache=CacheConfig(ram_bytes=_ram_bytes(cache_ram), min_tokens=cache_min_tokens),
         store=_aged(
             _store(
@@ -123,6 +136,18 @@ def _gpu_layers(text: str) -> int:
     if not text.isdecimal():
         raise ConfigError(f"--n-gpu-layers: {text!r} is not a number of layers; or write all")
     return min(int(text), _ALL_LAYERS)
+
+
+def _top_p(share: float | None) -> float | None:
+    if share is not None and share <= 0:
+        raise ConfigError(f"--top-p: {share:g} leaves no token; write more than 0, up to 1")
+    return share
+
+
+def _limit(tokens: int | None) -> int | None:
+    if tokens == 0:
+        raise ConfigError("--n-predict: 0 leaves no answer; write at least 1, or -1")
+    return None if tokens == -1 else tokens
 
 
 def _ram_bytes(text: str) -> int:

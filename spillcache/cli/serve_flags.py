@@ -12,6 +12,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 _MODEL = "Model and context"
 _SERVER = "Server"
+_DEFAULTS = "Where requests say nothing"
 _CACHE = "Cache"
 
 Model = Annotated[
@@ -195,6 +196,68 @@ Level = Annotated[
         metavar="LEVEL",
         help="What is logged, to stderr: debug, info, warning or error.",
         rich_help_panel=_SERVER,
+    ),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temp",
+        min=0,
+        metavar="X",
+        help="Temperature; 0: the likeliest token. Default: 0.8.",
+        rich_help_panel=_DEFAULTS,
+    ),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(
+        "--top-k",
+        metavar="N",
+        help="The N likeliest tokens; 0: all. Default: 40.",
+        rich_help_panel=_DEFAULTS,
+    ),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        "--top-p",
+        max=1,
+        metavar="X",
+        help="The likeliest tokens that together have this share. Default: 0.95.",
+        rich_help_panel=_DEFAULTS,
+    ),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        "--min-p",
+        min=0,
+        max=1,
+        metavar="X",
+        help="Tokens with at least this share of the likeliest one's. Default: 0.05.",
+        rich_help_panel=_DEFAULTS,
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        "--seed",
+        "-s",
+        metavar="N",
+        help="-1: a random one for each request, the default.",
+        rich_help_panel=_DEFAULTS,
+    ),
+]
+Predict = Annotated[
+    int | None,
+    typer.Option(
+        "--n-predict",
+        "-n",
+        envvar="LLAMA_ARG_N_PREDICT",
+        min=-1,
+        metavar="N",
+        help="Tokens of an answer; -1: until the context is full, the default.",
+        rich_help_panel=_DEFAULTS,
     ),
 ]
 CacheDisk = Annotated[

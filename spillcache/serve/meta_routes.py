@@ -7,12 +7,12 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from spillcache import __version__
-from spillcache.engine.base import Engine, SamplingParams
+from spillcache.engine.base import Engine
 from spillcache.serve.door import Door
 from spillcache.serve.http_errors import RETRY_AFTER_S, error_object
 from spillcache.serve.openai_routes import check_token_ids, model_name
 from spillcache.serve.request_body import read_body
-from spillcache.serve.schema import DetokenizeBody, TokenizeBody
+from spillcache.serve.schema import DetokenizeBody, TokenizeBody, sampling_params
 from spillcache.serve.text_thread import in_text_thread
 
 _BUILD_INFO = f"spillcache {__version__}"
@@ -81,7 +81,8 @@ def _piece(data: bytes) -> str | list[int]:
 
 
 def _props(service: Door, engine: Engine) -> dict[str, Any]:
-    defaults = SamplingParams()
+    limit = service.settings.serve.defaults.max_tokens
+    defaults = sampling_params(None, service.settings.serve.defaults)
     params = {
         "temperature": defaults.temperature,
         "top_k": defaults.top_k,
@@ -92,8 +93,8 @@ def _props(service: Door, engine: Engine) -> dict[str, Any]:
         "frequency_penalty": defaults.frequency_penalty,
         "presence_penalty": defaults.presence_penalty,
         "ignore_eos": defaults.ignore_eos,
-        "n_predict": -1,
-        "seed": -1,
+        "n_predict": -1 if limit is None else limit,
+        "seed": -1 if defaults.seed is None else defaults.seed,
     }
     return {
         "default_generation_settings": {"n_ctx": engine.limits.context_tokens, "params": params},

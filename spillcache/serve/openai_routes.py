@@ -128,7 +128,7 @@ async def _answer(
     try:
         tokens = await in_text_thread(tokenize)
         try:
-            events.submit(service, body.to_request(tokens))
+            events.submit(service, body.to_request(tokens, service.settings.serve.defaults))
         except RequestError as error:
             # The scheduler knows of prompts only; the client may have sent messages.
             if error.param == "prompt":

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from spillcache.chain import as_tokens
+from spillcache.config import RequestDefaults
 from spillcache.engine.base import SamplingParams
 from spillcache.errors import RequestError, Unsupported
 from spillcache.serve.job import GenerationRequest
@@ -29,6 +30,19 @@ STOP_CHARACTERS_MAX = 1024
 
 _CACHE_FIELDS = ("cache_prompt", "cache_store", "cache_salt")
 _NAME_SHOWN = 64
+
+_NO_DEFAULTS = RequestDefaults()
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "ignore_eos",
+)
+"""Fields that a body and SamplingParams call by the same name."""
 
 _SEEDS = 2**32 - 1
 """llama.cpp's seeds are u32, and the last one means "a random one": it is left out."""
@@ -166,47 +180,49 @@ class GenerationBody(_Body):
             if value is not None and not says_nothing(value):
                 raise Unsupported(f"{name} is not supported by this server", name)
 
-    def to_request(self, tokens: list[int]) -> GenerationRequest:
+    def to_request(
+        self, tokens: list[int], defaults: RequestDefaults = _NO_DEFAULTS
+    ) -> GenerationRequest:
         """The request for the scheduler, for a prompt of these token ids (of the vocabulary).
 
-        Raises RequestError for a limit of 0.
+        ``defaults`` stand for what the client left out. Raises RequestError for a limit of 0.
         """
         return GenerationRequest(
             tokens=as_tokens(tokens),
-            max_tokens=self._limit(),
-            sampling=self._sampling(),
+            max_tokens=self._limit(defaults),
+            sampling=sampling_params(self, defaults),
             stop=self._stop_strings(),
             salt=(self.cache_salt or "").encode(),
             cache_prompt=self.cache_prompt is not False,
             cache_store=self.cache_store is not False,
         )
 
-    def _limit(self) -> int | None:
+    def _limit(self, defaults: RequestDefaults) -> int | None:
         for limit in (self.max_completion_tokens, self.max_tokens, self.n_predict):
             if limit is not None:
                 if limit == 0:
                     raise RequestError("n_predict must be at least 1, or -1", "n_predict")
                 return None if limit == -1 else limit
-        return None
+        return defaults.max_tokens
 
     def _stop_strings(self) -> tuple[str, ...]:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(text for text in stop if text)
 
-    def _sampling(self) -> SamplingParams:
-        given: dict[str, Any] = {
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "seed": None if self.seed is None or self.seed == -1 else self.seed % _SEEDS,
-            "repeat_penalty": self.repeat_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-            "penalty_last_n": self.repeat_last_n,
-            "ignore_eos": self.ignore_eos,
-        }
-        return SamplingParams(**{key: value for key, value in given.items() if value is not None})
+
+def sampling_params(body: GenerationBody | None, defaults: RequestDefaults) -> SamplingParams:
+    """How tokens are chosen: as the body says, else as ``defaults`` do, else as the engine does."""
+
+    def asked(name: str) -> Any:
+        value = getattr(body, name, None)
+        return getattr(defaults, name, None) if value is None else value
+
+    seed = asked("seed")
+    given: dict[str, Any] = {name: asked(name) for name in _SAMPLING_FIELDS} | {
+        "seed": None if seed is None or seed == -1 else seed % _SEEDS,
+        "penalty_last_n": asked("repeat_last_n"),
+    }
+    return SamplingParams(**{key: value for key, value in given.items() if value is not None})
 
 
 class ChatBody(GenerationBody):

@@ -15,7 +15,7 @@ from spillcache.errors import ConfigError
     [
         ("serve -hf a/b", "-hf is not supported: models are files here"),
         ("serve --lora=x -m y", "--lora is not supported: adapters"),
-        ("serve -m x --temp 0.7", "--temp is not supported: requests say that themselves"),
+        ("serve -m x --keep 7", "--keep is not supported: requests say that themselves"),
         ("serve -m x --cache-disk --port 0", "--cache-disk needs a DIR"),
         ("serve --cache-disk", "--cache-disk needs a DIR"),
         ("serve -m x -c -t 3", "-c needs a number"),

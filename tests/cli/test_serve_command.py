@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from spillcache.cli import serve_command
-from spillcache.config import GIB, MIB, NO_LIMIT_BYTES, Settings
+from spillcache.config import GIB, MIB, NO_LIMIT_BYTES, RequestDefaults, Settings
 
 
 @pytest.fixture
@@ -120,6 +120,8 @@ def test_variables_are_llama_servers_and_flags_win(
         ("-cram -2", "--cache-ram: '-2' is not a number of MiB; or write a size, as 2GiB"),
         ("-cram 1.5", "--cache-ram: '1.5' is not a number of MiB"),
         ("--cache-ram=", "--cache-ram: '' is not a number of MiB"),
+        ("--top-p 0", "--top-p: 0 leaves no token; write more than 0, up to 1"),
+        ("-n 0", "--n-predict: 0 leaves no answer"),
         ("-cram much", "--cache-ram: 'much' is not a size"),
         ("-ctv q8_0 -fa off", "--cache-type-v: q8_0 needs flash attention"),
         ("--cache-disk-size 1GiB", "--cache-disk-size needs --cache-disk"),
@@ -161,6 +163,14 @@ def test_ram_in_mib_or_as_a_size(
 def test_all_layers(cli: Any, model: str, served: list[Settings], words: str) -> None:
     assert cli("serve", "-m", model, *words.split()).code == 7
     assert served[0].engine.gpu_layers > 1000
+
+
+def test_defaults_of_requests(cli: Any, model: str, served: list[Settings]) -> None:
+    line = "--temperature 0 --top-k 5 --top-p 0.5 --min-p 0.1 -s 7 --predict 9"
+    assert cli("serve", "-m", model, *line.split()).code == 7
+    assert cli("serve", "-m", model, "--seed", "-1", "-n", "-1").code == 7
+    assert served[0].serve.defaults == RequestDefaults(0.0, 5, 0.5, 0.1, 7, 9)
+    assert served[1].serve.defaults == RequestDefaults(seed=-1)
 
 
 def test_flags_that_mean_nothing_here_are_told_of_in_a_line(

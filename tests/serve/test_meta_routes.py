@@ -2,6 +2,7 @@ import pytest
 from fake_service import BOS
 
 from spillcache import __version__
+from spillcache.config import RequestDefaults
 from spillcache.errors import ModelLoadError
 
 
@@ -96,3 +97,15 @@ def test_the_root_says_what_this_is_and_lists_the_routes(http):
 def test_the_root_needs_no_key(http):
     assert http.get("/").status_code == 200
     assert http.get("/props").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "service_options", [{"defaults": RequestDefaults(temperature=0.1, seed=7, max_tokens=9)}]
+)
+def test_props_and_requests_have_the_servers_defaults(http, service):
+    params = http.get("/props").json()["default_generation_settings"]["params"]
+    assert (params["temperature"], params["seed"], params["n_predict"]) == (0.1, 7, 9)
+    assert params["top_k"] == 40
+    http.post("/v1/completions", json={"prompt": "x"})
+    request = service.last().request
+    assert (request.max_tokens, request.sampling.temperature) == (9, 0.1)

@@ -4,6 +4,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
+from spillcache.config import RequestDefaults
 from spillcache.engine.base import SamplingParams
 from spillcache.errors import RequestError, Unsupported
 from spillcache.serve.schema import ChatBody, CompletionBody
@@ -220,3 +221,12 @@ def test_several_prompts(prompt):
     with pytest.raises(Unsupported, match="several prompts") as caught:
         completion(prompt=prompt).one_prompt()
     assert caught.value.param == "prompt"
+
+
+def test_defaults_stand_for_what_was_left_out():
+    defaults = RequestDefaults(temperature=0.0, top_k=5, seed=7, max_tokens=9)
+    request = chat(top_k=1, temperature=None).to_request([1], defaults)
+    assert request.max_tokens == 9
+    assert request.sampling == SamplingParams(temperature=0.0, top_k=1, seed=7)
+    own = chat(seed=-1, n_predict=-1, temperature=0.5).to_request([1], defaults)
+    assert (own.max_tokens, own.sampling.seed, own.sampling.temperature) == (None, None, 0.5)
