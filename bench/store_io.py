@@ -2,8 +2,8 @@
 
 Compares verified reads (``BlockStore.read``) and durable writes (``BlockStore.put`` of groups of
 64 MiB) with the best raw direct I/O into and out of the store's own huge-page buffers: reads of
-8 MiB, eight in flight; writes of 8 MiB, one or eight in flight, with ``fdatasync`` after each
-group. All take turns; the page cache is bypassed; medians. The last line of stdout is JSON.
+8 MiB, four or eight in flight; writes of 8 MiB, one or eight in flight, with ``fdatasync`` after
+each group. All take turns; the page cache is bypassed; medians. The last line of stdout is JSON.
 """
 
 import argparse
@@ -38,7 +38,9 @@ WRITE_BARS = {64 * KIB: 0.70, MIB: 0.75, 8 * MIB: 0.80}
 MILLION_BAR = 0.45
 GROUP_BYTES = 64 * MIB
 CHUNK_BYTES = 8 * MIB
-IN_FLIGHT = 8
+IN_FLIGHT = (4, 8)
+RAW_READS = tuple(f"raw read {each}" for each in IN_FLIGHT)
+RAW_WRITES = ("raw write 1", "raw write 8")
 QUOTA_BYTES = 256 * GIB
 NAMESPACE = Namespace.of({"bench": "store_io"})
 
@@ -66,11 +68,11 @@ class RawFile:
         self.path = directory / "raw"
         self.size_bytes = size_bytes
         self._files = Files()
-        self._buffers = [AlignedBuffer(CHUNK_BYTES) for _ in range(IN_FLIGHT)]
+        self._buffers = [AlignedBuffer(CHUNK_BYTES) for _ in range(max(IN_FLIGHT))]
         source = np.random.default_rng(0)
         for buffer in self._buffers:
             buffer.array[:] = source.integers(0, 256, buffer.size, np.uint8)
-        self._pool = ThreadPoolExecutor(IN_FLIGHT)
+        self._pool = ThreadPoolExecutor(max(IN_FLIGHT))
 
     def write(self, in_flight: int) -> float:
         """A new file, in groups that are each on the device before the next begins: seconds."""
@@ -84,12 +86,12 @@ class RawFile:
         self._files.close(fd)
         return time.perf_counter() - start
 
-    def read(self) -> float:
+    def read(self, in_flight: int) -> float:
         """The whole file: seconds."""
         start = time.perf_counter()
         fd = self._files.open(self.path)
         offsets = range(0, self.size_bytes, CHUNK_BYTES)
-        self._each(lambda b, at: os.preadv(fd, [b.view], at), offsets, IN_FLIGHT)
+        self._each(lambda b, at: os.preadv(fd, [b.view], at), offsets, in_flight)
         self._files.close(fd)
         return time.perf_counter() - start
 
@@ -187,15 +189,16 @@ def measure(work: Path, total_bytes: int, runs: int, payload: memoryview) -> Tim
         say(f"run {run + 1} of {runs}")
         for size in SIZES:
             # The baseline before each, so that what else the machine does hits both alike.
-            times.add("write 1", raw.write(1))
-            times.add("write 8", raw.write(IN_FLIGHT))
+            times.add("raw write 1", raw.write(1))
+            times.add("raw write 8", raw.write(8))
             with open_store(work / "cache") as store:
                 seconds, blocks = timed_put(store, objects[size])
                 times.add(f"write {size}", seconds)
                 entries = found(store, blocks)
                 # The store's buffers are made once in a process's life, as the baseline's are.
                 timed_read(store, entries[: len(entries) // 8])
-                times.add("read", raw.read())
+                for in_flight in IN_FLIGHT:
+                    times.add(f"raw read {in_flight}", raw.read(in_flight))
                 times.add(f"read {size}", timed_read(store, entries))
             shutil.rmtree(work / "cache")
     return times
@@ -213,25 +216,26 @@ def measure_million(
         fill_index(store, NAMESPACE, count)
         for run in range(runs):
             say(f"run {run + 1} of {runs}, {count} objects")
-            times.add("write 1", raw.write(1))
-            times.add("write 8", raw.write(IN_FLIGHT))
+            times.add("raw write 1", raw.write(1))
+            times.add("raw write 8", raw.write(8))
             times.add("million", timed_put(store, objects)[0])
     return times
 
 
-def best_write(times: Times) -> str:
-    return min(("write 1", "write 8"), key=times.median)
+def best(times: Times, names: tuple[str, ...]) -> str:
+    return min(names, key=times.median)
 
 
 def report(times: Times, million: Times | None, total_bytes: int, runs: int) -> dict[str, object]:
-    best = best_write(times)
+    best_read, best_write = best(times, RAW_READS), best(times, RAW_WRITES)
     rows = []
     ok = True
-    print(f"raw read {speed(times, 'read', total_bytes)}, {best} {speed(times, best, total_bytes)}")
+    for name in (*RAW_READS, *RAW_WRITES):
+        print(f"{name:>12} {speed(times, name, total_bytes)}")
     print("   object         read  ratio   bar        write  ratio   bar")
     for size in SIZES:
-        read_ratio = times.ratio("read", f"read {size}")
-        write_ratio = times.ratio(best, f"write {size}")
+        read_ratio = times.ratio(best_read, f"read {size}")
+        write_ratio = times.ratio(best_write, f"write {size}")
         ok &= read_ratio >= READ_BARS[size] and write_ratio >= WRITE_BARS[size]
         rows.append(
             {
@@ -247,13 +251,13 @@ def report(times: Times, million: Times | None, total_bytes: int, runs: int) -> 
         )
     result: dict[str, object] = {"bench": "store_io", "rows": rows}
     if million is not None:
-        ratio = million.ratio(best_write(million), "million")
+        ratio = million.ratio(best(million, RAW_WRITES), "million")
         ok &= ratio >= MILLION_BAR
         result["write_ratio_64k_1m"] = round(ratio, 3)
         print(f" 64.0 KiB, a million in the index: write {ratio:.2f}  bar {MILLION_BAR}")
     return result | {
-        "raw_read_gb_s": round(total_bytes / times.median("read") / 1e9, 3),
-        "raw_write_gb_s": round(total_bytes / times.median(best) / 1e9, 3),
+        "raw_read_gb_s": round(total_bytes / times.median(best_read) / 1e9, 3),
+        "raw_write_gb_s": round(total_bytes / times.median(best_write) / 1e9, 3),
         "bytes": total_bytes,
         "runs": runs,
         "ok": ok,
