@@ -4,13 +4,17 @@ must not show again what somebody had a reason to hide.
 
 import json
 import logging
+from dataclasses import dataclass
 from typing import Any
 
-from spillcache.namespace import ID_BYTES
+from spillcache.config import MIB
+from spillcache.namespace import Namespace
 from spillcache.store.catalog import Catalog
+from spillcache.store.index import Index
 from spillcache.store.location import Location, read_small, replace_file
 
 HIDDEN = "hidden.json"
+_MAX_BYTES = 64 * MIB
 
 log = logging.getLogger("spillcache.store")
 
@@ -20,24 +24,53 @@ def write_hidden(catalog: Catalog, location: Location) -> None:
     OSError.
     """
     found = {
-        namespace_id.hex(): {"hidden_ns": row.hidden_ns, "reason": row.reason}
+        namespace_id.hex(): {
+            "hidden_ns": row.hidden_ns,
+            "reason": row.reason,
+            "fields": row.encoding.hex(),
+        }
         for namespace_id, row in catalog.hidden().items()
     }
     replace_file(location.path / HIDDEN, json.dumps(found, indent=2).encode() + b"\n")
 
 
-def hide_again(catalog: Catalog, location: Location) -> None:
-    """Hide in a new index what was hidden in the old one, as far as it has objects. Never raises
-    for what the file says.
+def hide_again(index: Index, location: Location) -> None:
+    """Hide what the file says and the index does not: an index that is new, or about to be made
+    from segments. Never raises for what the file says.
     """
     try:
-        found = json.loads(read_small(location.path / HIDDEN) or b"{}")
-        for name, mark in found.items():
-            _hide(catalog, bytes.fromhex(name), mark)
+        found = json.loads(read_small(location.path / HIDDEN, _MAX_BYTES) or b"{}")
+        marks = [_Mark.parse(name, mark) for name, mark in found.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("which namespaces were hidden is not known: %s", error)
+        return
+    with index.read() as catalog:
+        lacking = [mark for mark in marks if not catalog.is_hidden(mark.namespace.id)]
+
+    def work(catalog: Catalog) -> None:
+        for mark in lacking:
+            mark.apply(catalog)
+
+    if lacking:
+        index.write(work)
 
 
-def _hide(catalog: Catalog, namespace_id: bytes, mark: dict[str, Any]) -> None:
-    if len(namespace_id) == ID_BYTES:
-        catalog.hide(namespace_id, str(mark["reason"]), since=int(mark["hidden_ns"]))
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What the file says of one namespace."""
+
+    namespace: Namespace
+    hidden_ns: int
+    reason: str
+
+    @classmethod
+    def parse(cls, name: str, mark: dict[str, Any]) -> "_Mark":
+        namespace = Namespace.decode(bytes.fromhex(mark["fields"]))
+        if namespace.id.hex() != name:
+            raise ValueError(f"{name} has the fields of {namespace.id.hex()}")
+        return cls(namespace, int(mark["hidden_ns"]), str(mark["reason"]))
+
+    def apply(self, catalog: Catalog) -> None:
+        # A row of its own, so that it is hidden even if it has no object left.
+        catalog.use_namespace(self.namespace, self.hidden_ns)
+        catalog.hide(self.namespace.id, self.reason, since=self.hidden_ns)

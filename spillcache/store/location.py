@@ -345,14 +345,14 @@ def replace_file(path: Path, data: bytes) -> None:
     _sync(path.parent)
 
 
-def read_small(path: Path) -> bytes | None:
+def read_small(path: Path, most_bytes: int = _MAX_SETTINGS_BYTES) -> bytes | None:
     """A small file's content; None if there is none. Raises OSError, also for a link."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     with open(fd, "rb") as file:
-        return file.read(_MAX_SETTINGS_BYTES)
+        return file.read(most_bytes)
 
 
 def settings_stamp(location: Location) -> tuple[int, int]:

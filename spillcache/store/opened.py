@@ -148,10 +148,12 @@ class OpenStore:
         self.pool.warm(_WARM_BUFFERS, _WARM_BYTES)
         try:
             self._probe()
+            if self._tenancy.is_alone:
+                # Before anything is named anew, so that no kill can show it.
+                hide_again(self.index, self.location)
             unknown = self.segments.recover()
             if unknown and self._tenancy.is_alone:
                 care.named += self.rebuild(care.progress).adopt(unknown)
-                self.index.write(lambda catalog: hide_again(catalog, self.location))
             self._tenancy.share()
             self._note_quarantine(self.quarantine.allocated_bytes())
             self.room.set_aside_bytes = directory_bytes(self.location.path / DAMAGED)

@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -11,7 +12,10 @@ from store_tools import NAMESPACE, OTHER, chain, config, flip, payload, read_all
 
 from spillcache.errors import CorruptBlock
 from spillcache.state import Part
+from spillcache.store import opened, probe
 from spillcache.store.block_store import BlockStore, StoreObject
+from spillcache.store.buffers import BufferPool
+from spillcache.store.files import Files
 
 SEEDS = st.integers(0, 3)
 INDEXES = st.integers(0, 5)
@@ -19,14 +23,56 @@ PARTS = st.sampled_from(list(Part))
 NAMESPACES = st.sampled_from([NAMESPACE, OTHER])
 
 
+class Crashing(Files):
+    """Real files; at one of its calls the directory is copied as a kill would leave it."""
+
+    def __init__(self, path: Path, *, direct: bool) -> None:
+        super().__init__(direct=direct)
+        self.path = path
+        self.calls_left = -1
+        self.wreck: Path | None = None
+
+    def crash_after(self, calls: int, wreck: Path) -> None:
+        self.calls_left, self.wreck = calls, wreck
+
+    def call(self) -> None:
+        if self.calls_left == 0:
+            shutil.copytree(self.path, self.wreck)
+        self.calls_left -= 1
+
+
+def crashing(name):
+    real = getattr(Files, name)
+
+    def method(self, *args, **kwargs):
+        self.call()
+        return real(self, *args, **kwargs)
+
+    return method
+
+
+for each in ("create", "open", "pwrite", "sync", "sync_directory", "punch", "unlink", "truncate"):
+    setattr(Crashing, each, crashing(each))
+
+
 class StoreMachine(RuleBasedStateMachine):
-    """Few enough objects that nothing is evicted; eviction has its own tests."""
+    """Few enough objects that nothing is evicted unless a rule says so."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.path = Path(tempfile.mkdtemp(prefix="spillcache-test-"))
+        self.root = Path(tempfile.mkdtemp(prefix="spillcache-test-"))
+        self.path = self.root / "0"
+        self.wrecks = 0
         self.model: dict = {}
+        self.hidden: set = set()
         self.corrupted = 0
+        # Many opens: without a child that looks through the index, and without warm buffers.
+        self.patches = [
+            patch.object(opened, "health", lambda index, limit_s=9.0: probe.walk(index, limit_s)),
+            patch.object(BufferPool, "warm", lambda *_: None),
+        ]
+        for each in self.patches:
+            each.start()
 
     @initialize(codec=st.sampled_from(["raw", "zstd"]), direct=st.booleans())
     def make(self, codec, direct):
@@ -34,7 +80,37 @@ class StoreMachine(RuleBasedStateMachine):
         self.open()
 
     def open(self):
-        self.store = BlockStore.open(config(self.path, codec=self.codec, direct_io=self.direct))
+        self.files = Crashing(self.path, direct=self.direct)
+        self.store = BlockStore.open(config(self.path, codec=self.codec), files=self.files)
+
+    def go_on_with(self, wreck):
+        """As after a kill: what the old process does from now on is not seen."""
+        self.store.close()
+        shutil.rmtree(self.path)
+        self.path = wreck
+        self.open()
+
+    def next_wreck(self):
+        self.wrecks += 1
+        return self.root / str(self.wrecks)
+
+    def entry(self, namespace, block, part):
+        """What the index says, hidden or not."""
+        with self.store._opened.index.read() as catalog:
+            found = catalog.entry(namespace.id, block, part)
+        return found if found is not None and found.is_present else None
+
+    def there(self):
+        return {key for key in self.model if self.entry(*key) is not None}
+
+    def forget_orphans(self):
+        """What a new index can't name: blocks after one that is gone."""
+        for namespace in (NAMESPACE, OTHER):
+            for seed in range(4):
+                _, hashes = chain(seed, 6, namespace)
+                for index, block in enumerate(hashes):
+                    if index and not self.has_kv(namespace, hashes[index - 1]):
+                        self.model.pop((namespace, block, Part.KV), None)
 
     def has_kv(self, namespace, block):
         return (namespace, block, Part.KV) in self.model
@@ -68,6 +144,10 @@ class StoreMachine(RuleBasedStateMachine):
             else:
                 written += 1
                 self.model[key] = (data, index)
+        if namespace in self.hidden:
+            self.model = {k: v for k, v in before.items() if k[0] in (NAMESPACE, OTHER)}
+            assert self.store.put(namespace, group).written == 0
+            return
         result = self.store.put(namespace, group)
         assert (result.written, result.present, result.dropped) == (written, present, dropped)
 
@@ -75,6 +155,9 @@ class StoreMachine(RuleBasedStateMachine):
     def find_and_read(self, namespace, seed):
         _, hashes = chain(seed, 6, namespace)
         found = self.store.find(namespace.id, hashes, list(Part))
+        if namespace in self.hidden:
+            assert [dict(at) for at in found] == [{}] * len(hashes)
+            return
         expected = [
             (block, part)
             for block in hashes
@@ -86,19 +169,29 @@ class StoreMachine(RuleBasedStateMachine):
         data = read_all(self.store, got)
         assert data == [self.model[namespace, block, part][0] for block, part in expected]
 
-    @rule(namespace=NAMESPACES, seed=SEEDS, index=INDEXES, at=st.integers(0, 150))
-    def damage(self, namespace, seed, index, at):
+    @rule(
+        namespace=NAMESPACES,
+        seed=SEEDS,
+        index=INDEXES,
+        at=st.integers(0, 150),
+        scrubbed=st.booleans(),
+    )
+    def damage(self, namespace, seed, index, at, scrubbed):
         block = chain(seed, 6, namespace)[1][index]
-        entry = self.store.find(namespace.id, [block], [Part.KV])[0].get(Part.KV)
+        entry = self.entry(namespace, block, Part.KV)
         if entry is None:
             return
         flip(self.store._opened.segments.path(entry.segment), entry.offset + at)
-        try:
-            read_all(self.store, [entry])
-        except CorruptBlock:
-            self.corrupted += 1
+        if scrubbed:
+            report = self.store.verify(fix=True)
+            assert (report.damaged, report.fixed, report.index) == (1, 1, [])
         else:
-            raise AssertionError("damage was not seen")
+            try:
+                read_all(self.store, [entry])
+            except CorruptBlock:
+                self.corrupted += 1
+            else:
+                raise AssertionError("damage was not seen")
         followed = any(
             name == namespace
             and part is Part.KV
@@ -125,6 +218,118 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.close()
         self.open()
 
+    @rule(need_bytes=st.integers(1, 60_000), collected=st.booleans())
+    def evict(self, need_bytes, collected):
+        """Never a block before those that follow it; what stays is whole."""
+        if collected:
+            with self.store._opened.index.read() as catalog:
+                used = self.store._opened.room.used_bytes(catalog)
+            self.store.gc(target_bytes=used - need_bytes)
+        else:
+            freed = self.store._opened.room.make_free(need_bytes, lambda _: False)
+            assert freed >= need_bytes or not self.there()
+        left = self.there()
+        for namespace in (NAMESPACE, OTHER):
+            for seed in range(4):
+                _, hashes = chain(seed, 6, namespace)
+                gone = [(namespace, b, Part.KV) in self.model.keys() - left for b in hashes]
+                stays = [(namespace, b, Part.KV) in left for b in hashes]
+                for index in range(5):
+                    assert not (gone[index] and stays[index + 1])
+        self.model = {key: value for key, value in self.model.items() if key in left}
+
+    @rule()
+    def crash(self):
+        """All that was put is durable."""
+        wreck = self.next_wreck()
+        shutil.copytree(self.path, wreck)
+        self.go_on_with(wreck)
+
+    @rule(seed=SEEDS, namespace=NAMESPACES, blocks=st.integers(1, 6), calls=st.integers(0, 8))
+    def crash_in_a_put(self, seed, namespace, blocks, calls):
+        """What was there is there; what was being put is whole, or not there."""
+        if namespace in self.hidden:
+            return
+        before, wreck = set(self.model), self.next_wreck()
+        self.files.crash_after(calls, wreck)
+        self.put_chain(namespace, seed, blocks)
+        if not wreck.exists():
+            self.files.crash_after(-1, wreck)
+            return
+        self.go_on_with(wreck)
+        left = self.there()
+        assert before <= left
+        self.model = {key: value for key, value in self.model.items() if key in left}
+
+    def put_chain(self, namespace, seed, blocks):
+        root, hashes = chain(seed, 6, namespace)
+        group = []
+        for index, block in enumerate(hashes[:blocks]):
+            parent = hashes[index - 1] if index else root
+            for part in Part:
+                data = payload((seed, index, part), 3000)
+                group.append(StoreObject(block, part, parent, index, 4, data, rank=part))
+                self.model.setdefault((namespace, block, part), (data, index))
+        assert self.store.put(namespace, group).dropped == 0
+
+    @rule(need_bytes=st.integers(1, 40_000), calls=st.integers(0, 6))
+    def crash_while_evicting(self, need_bytes, calls):
+        wreck = self.next_wreck()
+        self.files.crash_after(calls, wreck)
+        self.store._opened.room.make_free(need_bytes, lambda _: False)
+        if wreck.exists():
+            self.go_on_with(wreck)
+        self.files.crash_after(-1, wreck)
+        left = self.there()
+        self.model = {key: value for key, value in self.model.items() if key in left}
+
+    @rule(anew=st.booleans())
+    def repair(self, anew):
+        self.store.close()
+        report = BlockStore.repair(self.path, anew=anew)
+        assert report.rebuilt == anew
+        if anew:
+            self.forget_orphans()
+        else:
+            assert report.named == 0
+        assert report.objects == len(self.model)
+        self.open()
+
+    @rule()
+    def repair_while_open(self):
+        assert BlockStore.repair(self.path).named == 0
+
+    @rule(killed=st.booleans())
+    def lose_the_index(self, killed):
+        if killed:
+            wreck = self.next_wreck()
+            shutil.copytree(self.path, wreck)
+            self.store.close()
+            shutil.rmtree(self.path)
+            self.path = wreck
+        else:
+            self.store.close()
+        shutil.rmtree(self.path / "index")
+        self.open()
+        self.forget_orphans()
+
+    @rule()
+    def verify(self):
+        report = self.store.verify()
+        assert report.is_sound, report
+        assert report.objects == len(self.model)
+
+    @rule(namespace=NAMESPACES)
+    def invalidate(self, namespace):
+        known = {info.namespace for info in self.store.namespaces()}
+        assert self.store.invalidate(namespace.id, "a reason") == (namespace in known)
+        self.hidden |= {namespace} & known
+
+    @rule(namespace=NAMESPACES)
+    def reinstate(self, namespace):
+        self.store.reinstate(namespace.id)
+        self.hidden.discard(namespace)
+
     @invariant()
     def figures_are_true(self):
         if not hasattr(self, "store"):
@@ -142,12 +347,14 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "store"):
             self.store.close()
-        shutil.rmtree(self.path)
+        for each in self.patches:
+            each.stop()
+        shutil.rmtree(self.root)
 
 
 StoreMachine.TestCase.settings = settings(
     max_examples=25,
-    stateful_step_count=20,
+    stateful_step_count=24,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
