@@ -40,6 +40,8 @@ bench: .venv/stamp-dev ## Run the benchmarks of docs/benchmarks.md (minutes)
 	$(PY) bench/lookup.py
 	$(PY) bench/store_io.py
 	$(PY) bench/big.py
+	$(PY) bench/chaos.py --kills 200
+	$(PY) bench/flip.py
 
 clean: ## Remove what was built, but not .venv
 	rm -rf out dist build .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
