@@ -176,7 +176,11 @@ class BlockStore:
         try:
             for item in ahead:
                 if isinstance(item, Failure):
-                    raise store.failed(item) from item.error
+                    error = store.failed(item)
+                    # Damage is rarely alone: what is known of now is made good by the next put.
+                    for other in ahead.also_corrupt():
+                        store.failed(other)
+                    raise error from item.error
                 yield item
         finally:
             ahead.close()

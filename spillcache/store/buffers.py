@@ -25,7 +25,9 @@ class AlignedBuffer:
         self.size = rounded(size_bytes)
         # One huge page more than asked for, so that an aligned stretch of the whole size lies
         # within.
-        memory = mmap.mmap(-1, self.size + HUGE_PAGE_BYTES)
+        # Private: shared memory, which is mmap's default, gets no huge pages.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, self.size + HUGE_PAGE_BYTES, flags=flags)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             # A kernel without huge pages says no: slower, no less right.
             with contextlib.suppress(OSError):

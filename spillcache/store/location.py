@@ -38,6 +38,7 @@ TEMPORARY = ".spillcache-"
 """How the names of temporary files begin; old ones may be deleted."""
 _STALE_S = 3600
 _IGNORED = {"lost+found"}
+_LARGEST = 1 << 63
 _MAX_SETTINGS_BYTES = 1 << 16
 _MOUNTS = Path("/proc/self/mountinfo")
 _NETWORK = frozenset(
@@ -268,7 +269,7 @@ def _read_settings(path: Path) -> Location | None:
         raw = file.read(_MAX_SETTINGS_BYTES)
     try:
         return _parse_settings(path, json.loads(raw))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreFormatError(
             f"{path / SETTINGS} is not a store's settings ({error}); move the directory away, "
             "or choose another"
@@ -284,7 +285,10 @@ def _parse_settings(path: Path, fields: dict[str, Any]) -> Location:
     store_id = bytes.fromhex(fields["store_id"])
     if len(store_id) != STORE_ID_BYTES:
         raise ValueError("store_id has the wrong length")
-    return Location(path, store_id, int(fields["quota_bytes"]), int(fields["created_ns"]))
+    quota_bytes, created_ns = int(fields["quota_bytes"]), int(fields["created_ns"])
+    if not (0 < quota_bytes < _LARGEST and 0 <= created_ns < _LARGEST):
+        raise ValueError("a number is out of range")
+    return Location(path, store_id, quota_bytes, created_ns)
 
 
 def _require_empty(path: Path) -> None:

@@ -269,6 +269,12 @@ class ReadAhead:
                     return False
         return True
 
+    def also_corrupt(self) -> list[Failure]:
+        """What else was found damaged so far, ahead of the consumer."""
+        with self._changed:
+            items = [item for run in self._runs for item in run.items or ()]
+        return [item for item in items if isinstance(item, Failure) and item.kind == "corrupt"]
+
     def close(self) -> None:
         """Stop the threads, close files, release what was not handed over. On the consumer's
         thread; any number of times.

@@ -21,6 +21,7 @@ from spillcache.store.index import Index
 from spillcache.store.rows import Entry, SegmentRow, SegmentState
 
 SUFFIX = ".seg"
+_IDS = 1 << 63
 _ID_DIGITS = 10
 
 log = logging.getLogger("spillcache.store")
@@ -312,9 +313,11 @@ class Segments:
 
     def _on_disk(self) -> set[int]:
         """The segments there are; a link, a pipe or a directory of such a name is none."""
-        names = (Path(name) for name in self._files.names(self.directory))
-        ids = {int(n.stem) for n in names if n.suffix == SUFFIX and n.stem.isdecimal()}
-        return {each for each in ids if self._files.is_file(self.path(each))}
+        names = {self.directory / Path(name).name for name in self._files.names(self.directory)}
+        ids = {int(n.stem) for n in names if n.stem.isascii() and n.stem.isdecimal()}
+        # A name that we would not write ourselves is somebody else's, whatever it looks like.
+        ours = {each for each in ids if each < _IDS and self.path(each) in names}
+        return {each for each in ours if self._files.is_file(self.path(each))}
 
     def _adopt(self, catalog: Catalog, segment: int, row: SegmentRow) -> None:
         fd = self._files.open(self.path(segment))
