@@ -1,4 +1,7 @@
 import threading
+from pathlib import Path
+
+import pytest
 
 from spillcache.store.buffers import HUGE_PAGE_BYTES, AlignedBuffer, BufferPool, rounded
 
@@ -71,3 +74,22 @@ def test_threads_never_share_a_buffer():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def _huge_bytes():
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("AnonHugePages:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def test_buffers_are_made_of_huge_pages_where_the_system_has_them():
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[never]" in setting.read_text():
+        pytest.skip("no huge pages here")
+    before = _huge_bytes()
+    buffers = [AlignedBuffer(8 * HUGE_PAGE_BYTES) for _ in range(2)]
+    for buffer in buffers:
+        buffer.array[::4096] = 1
+    # A system short of memory may give fewer.
+    assert _huge_bytes() >= before + 8 * HUGE_PAGE_BYTES
