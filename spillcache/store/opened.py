@@ -4,8 +4,6 @@ are.
 
 import logging
 import os
-import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from spillcache.config import MIB, StoreConfig
@@ -20,17 +18,16 @@ from spillcache.store.disk_speed import read_speed
 from spillcache.store.files import Files, store_error
 from spillcache.store.format import PAGE_BYTES, padded
 from spillcache.store.hidden import hide_again, write_hidden
-from spillcache.store.index import DAMAGE, Index
-from spillcache.store.index_sum import Verdict, check_sum, remove_sum, write_sum
+from spillcache.store.index import Index
+from spillcache.store.index_opening import Care, open_index
+from spillcache.store.index_sum import write_sum
 from spillcache.store.location import (
     DAMAGED,
     SETTINGS,
     Location,
     open_location,
-    set_aside_index,
 )
 from spillcache.store.pins import Pins
-from spillcache.store.probe import LONGEST_S, Health, health
 from spillcache.store.quarantine import Quarantine, quarantine_bytes
 from spillcache.store.reader import Failure, ReadAhead
 from spillcache.store.rebuild import Progress, Rebuild, no_progress
@@ -49,21 +46,6 @@ log = logging.getLogger("spillcache.store")
 
 _Identity = tuple[int, int]
 _open: dict[_Identity, "OpenStore"] = {}
-
-
-@dataclass(slots=True)
-class Care:
-    """How an open looks after the index, and what it did."""
-
-    thorough: bool = False
-    """Look at all of the index, however long it takes and whatever its sum says."""
-    anew: bool = False
-    """Make the index anew even if it is sound."""
-    progress: Progress = no_progress
-    was_alone: bool = False
-    set_aside: bool = False
-    named: int = 0
-    """Objects that were found in segments which the index did not know."""
 
 
 class OpenStore:
@@ -92,7 +74,7 @@ class OpenStore:
         except OSError as error:
             raise store_error(error, "the cache directory was locked") from error
         try:
-            self.index = _open_index(location, self._tenancy, care)
+            self.index = open_index(location, self._tenancy, care)
         except OSError as error:
             self._tenancy.end(well=False)
             raise store_error(error, "the index was looked through") from error
@@ -369,56 +351,6 @@ class OpenStore:
             self._tenancy.end(well=well, last=lambda: write_sum(self.location.path))
         except OSError as error:
             log.warning("leaving the store: %s", error)
-
-
-def _open_index(location: Location, tenancy: Tenancy, care: Care) -> Index:
-    """The index; a damaged one is set aside, if nobody else uses it, and an empty one takes its
-    place. Raises OSError.
-    """
-    is_own = _is_own(location)
-    if not is_own and not tenancy.is_alone:
-        raise StoreIndexError(f"the index {location.index} is a link, and others have it open")
-    care.was_alone = tenancy.is_alone
-    if not tenancy.is_alone or (is_own and _is_sound(location, care)):
-        try:
-            return Index(location.index)
-        except StoreIndexError as error:
-            if not tenancy.is_alone or not isinstance(error.__cause__, DAMAGE):
-                raise
-    log.error("the index is damaged; it is set aside and made anew from the segments")
-    set_aside_index(location)
-    care.set_aside = True
-    return Index(location.index)
-
-
-def _is_sound(location: Location, care: Care) -> bool:
-    """Whether the index is fit for use, as far as can be told; from now on it may be changed."""
-    verdict = check_sum(location.path)
-    if care.anew:
-        found = False
-    elif care.thorough:
-        found = verdict is not Verdict.DIFFERENT and (
-            health(location.index, LONGEST_S) is not Health.DAMAGED
-        )
-    elif verdict is Verdict.UNKNOWN:
-        found = health(location.index) is not Health.DAMAGED
-    else:
-        found = verdict is Verdict.SAME
-    remove_sum(location.path)
-    return found
-
-
-def _is_own(location: Location) -> bool:
-    """Whether the index's files are no links: LMDB would write through them."""
-    for name in ("data.mdb", "lock.mdb"):
-        try:
-            found = (location.index / name).lstat()
-        except FileNotFoundError:
-            continue
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            log.error("the index's %s is a link, or has another name", name)
-            return False
-    return True
 
 
 def acquire(

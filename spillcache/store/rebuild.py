@@ -6,6 +6,7 @@ process has the store open.
 
 import logging
 import os
+import struct
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ Progress = Callable[[int, int], None]
 """Told bytes done and bytes to do, in all."""
 
 _ROWS_PER_COMMIT = 2000
+_ORDER = struct.Struct(">IQQQ")
 _KNOWN_PARTS = frozenset(Part)
 
 log = logging.getLogger("spillcache.store")
@@ -42,7 +44,19 @@ class _Found:
     segments: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By id: when each was made, and where its last record ends."""
     namespaces: dict[bytes, Namespace] = field(default_factory=dict)
-    records: list[tuple[Place, RecordHeader]] = field(default_factory=list)
+    records: list[bytes] = field(default_factory=list)
+    """Packed, for there may be millions; they sort parents before children, the oldest first."""
+
+    def add(self, place: Place, header: RecordHeader) -> None:
+        """One record that is no namespace's."""
+        order = _ORDER.pack(header.block_index, header.written_ns, place.segment, place.offset)
+        self.records.append(order + header.encode())
+
+
+def _unpack(record: bytes) -> tuple[Place, RecordHeader]:
+    _, _, segment, offset = _ORDER.unpack_from(record)
+    header = RecordHeader.parse(record[_ORDER.size :])
+    return Place(segment, offset, header.record_bytes), header
 
 
 class Rebuild:
@@ -86,11 +100,10 @@ class Rebuild:
 
     def _name_all(self, found: _Found) -> int:
         self._index.write(lambda catalog: _claim(catalog, found.segments))
-        # Parents before children, wherever they lie.
-        found.records.sort(key=lambda each: (each[1].block_index, each[1].written_ns))
+        found.records.sort()
         freed: list[Place] = []
         for start in range(0, len(found.records), _ROWS_PER_COMMIT):
-            batch = found.records[start : start + _ROWS_PER_COMMIT]
+            batch = [_unpack(each) for each in found.records[start : start + _ROWS_PER_COMMIT]]
             freed += self._index.write(lambda c, b=batch: _name(c, b, found.namespaces))  # type: ignore[misc]
         self._segments.free(freed)
         self._index.write(lambda catalog: self._seal(catalog, list(found.segments)))
@@ -120,8 +133,7 @@ class Rebuild:
                     if namespace is not None:
                         found.namespaces[namespace.id] = namespace
                 else:
-                    place = Place(segment, offset, record.record_bytes)
-                    found.records.append((place, record))
+                    found.add(Place(segment, offset, record.record_bytes), record)
         if header is None and not end:
             log.warning("segment %d is none and is left alone", segment)
             return

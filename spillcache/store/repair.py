@@ -20,8 +20,9 @@ from spillcache.store.audit import Audit
 from spillcache.store.catalog import Catalog, Place
 from spillcache.store.files import Files, store_error
 from spillcache.store.format import PAGE_BYTES, RecordClass, RecordHeader
+from spillcache.store.index_opening import Care
 from spillcache.store.location import read_location
-from spillcache.store.opened import Care, OpenStore, acquire, release
+from spillcache.store.opened import OpenStore, acquire, release
 from spillcache.store.rebuild import Progress, entry_of, is_wanted, no_progress
 from spillcache.store.rows import SegmentState, segment_key
 from spillcache.store.scan import scanned

@@ -17,7 +17,7 @@ from test_store_processes import check_figures
 from spillcache.config import MIB
 from spillcache.errors import CorruptBlock, StoreError, StoreFullError, StoreIOError
 from spillcache.state import Part
-from spillcache.store import opened, probe
+from spillcache.store import index_opening, probe
 from spillcache.store.block_store import BlockStore
 from spillcache.store.buffers import BufferPool
 from spillcache.store.files import Files
@@ -145,7 +145,9 @@ STEPS = (put, find_and_read, evict, grow_and_shrink, collect, verify, repair, cl
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Hundreds of opens: without a child that looks through the index, and without warm buffers."""
-    monkeypatch.setattr(opened, "health", lambda index, limit_s=9.0: probe.walk(index, limit_s))
+    monkeypatch.setattr(
+        index_opening, "health", lambda index, limit_s=9.0: probe.walk(index, limit_s)
+    )
     monkeypatch.setattr(BufferPool, "warm", lambda *_: None)
 
 

@@ -12,7 +12,7 @@ from store_tools import NAMESPACE, OTHER, chain, config, flip, payload, read_all
 
 from spillcache.errors import CorruptBlock
 from spillcache.state import Part
-from spillcache.store import opened, probe
+from spillcache.store import index_opening, probe
 from spillcache.store.block_store import BlockStore, StoreObject
 from spillcache.store.buffers import BufferPool
 from spillcache.store.files import Files
@@ -68,7 +68,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.corrupted = 0
         # Many opens: without a child that looks through the index, and without warm buffers.
         self.patches = [
-            patch.object(opened, "health", lambda index, limit_s=9.0: probe.walk(index, limit_s)),
+            patch.object(
+                index_opening, "health", lambda index, limit_s=9.0: probe.walk(index, limit_s)
+            ),
             patch.object(BufferPool, "warm", lambda *_: None),
         ]
         for each in self.patches:
