@@ -23,10 +23,12 @@ from spillcache.store.audit import Audit
 from spillcache.store.index import DAMAGE, Index
 from spillcache.store.lmdb_pages import PageDamage, UnknownVersion, check_pages
 
-AT_OPEN_S = 4.0
+AT_OPEN_S = 2.0
 """How long an open may be held up after a kill. A million objects take longer, and are then looked
 at in part; ``repair`` looks at all.
 """
+_ROWS_S = 0.5
+"""For the rows at least, however long the pages took."""
 LONGEST_S = 24 * 3600.0
 _SLACK_S = 20.0
 _ALSO_DAMAGE = (
@@ -64,7 +66,7 @@ def health(index: Path, limit_s: float = AT_OPEN_S) -> Health:
     command = [sys.executable, "-m", "spillcache.store.probe", str(index), str(limit_s)]
     try:
         done = subprocess.run(  # noqa: S603 - this very module, nothing from outside
-            command, capture_output=True, timeout=2 * limit_s + _SLACK_S, check=False
+            command, capture_output=True, timeout=limit_s + _SLACK_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         log.warning("the index could not be probed: %s", error)
@@ -80,7 +82,7 @@ def verdict(code: int) -> Health:
 
 
 def walk(index: Path, limit_s: float) -> Health:
-    """Look at every page and row, for at most twice ``limit_s``; here, not in a child."""
+    """Look at every page and row, for at most ``limit_s`` and a little; here, not in a child."""
     try:
         _look(index, limit_s)
     except (PageDamage, struct.error, ValueError) as error:
@@ -99,12 +101,14 @@ def _damaged(error: Exception) -> Health:
 
 
 def _look(index: Path, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
     with contextlib.suppress(UnknownVersion):  # LMDB will say what it thinks of it
         check_pages(index / "data.mdb", limit_s)
     opened = Index(index, read_only=True)
     try:
         with opened.read() as catalog:
-            for finding in Audit(catalog, time.monotonic() + limit_s).findings():
+            deadline = max(deadline, time.monotonic() + _ROWS_S)
+            for finding in Audit(catalog, deadline).findings():
                 raise PageDamage(finding)
     finally:
         opened.close()
