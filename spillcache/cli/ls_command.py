@@ -48,6 +48,7 @@ def _namespace(info: "NamespaceInfo", now: float) -> dict[str, Any]:
         "id": info.namespace.id.hex(),
         "fields": fields,
         "blocks": info.blocks,
+        "tails": info.tails,
         "objects": info.objects,
         "raw_bytes": info.raw_bytes,
         "stored_bytes": info.stored_bytes,
@@ -70,12 +71,15 @@ def _print_tables(path: Path, namespaces: "list[NamespaceInfo]", usage: "Usage")
 
     now = time.time()
     table = Table(box=None, pad_edge=False)
-    for column in ("namespace", "blocks", "bytes", "raw", "saved", "parts", "used", "made"):
+    for column in (
+        *("namespace", "blocks", "tails", "bytes", "raw", "saved", "parts", "used", "made"),
+    ):
         table.add_column(column, justify="left" if column in ("namespace", "parts") else "right")
     for info in namespaces:
         table.add_row(
             info.namespace.id.hex(),
             f"{info.blocks:,}",
+            f"{info.tails:,}",
             format_size(info.stored_bytes),
             format_size(info.raw_bytes),
             f"{_saved(info):.0%}",

@@ -64,6 +64,7 @@ class Audit:
                 yield from self._object(key, value)
                 if time.monotonic() > self.deadline:
                     return
+            yield from self._tails()
             yield from self._totals()
         except (struct.error, ValueError, StoreIndexError) as error:
             yield f"a row that can't be: {error}"
@@ -98,10 +99,26 @@ class Audit:
             yield from self._present_object(key, entry)
         elif not entry.children:
             yield f"{key.hex()}: a row without bytes that nothing needs"
+        if entry.is_tail:
+            yield from self._tail(key, entry)
         if entry.is_evictable:
             self._evictable += 1
             if self.catalog.value("evictable", rows.evictable_key(entry)) is None:
                 yield f"{key.hex()}: could go, but is not on the list"
+
+    def _tail(self, key: bytes, entry: Entry) -> Iterator[str]:
+        if not 0 < entry.token_count == entry.tail_tokens:
+            yield f"{key.hex()}: a tail whose tokens are counted wrong"
+        row = rows.tail_key(entry.namespace_id, entry.parent, entry.block)
+        if self.catalog.value("tails", row) != rows.pack_tail(entry.token_count):
+            yield f"{key.hex()}: a tail that its parent does not know"
+
+    def _tails(self) -> Iterator[str]:
+        for key, _ in self.catalog.rows("tails"):
+            namespace_id, parent, block = rows.split_tail_key(key)
+            parts = (self.catalog.entry(namespace_id, block, part) for part in Part)
+            if not any(each and each.is_tail and each.parent == parent for each in parts):
+                yield f"tails has a row of one that is not there: {key.hex()}"
 
     def _follow(self, entry: Entry) -> None:
         if entry.part is not Part.KV:

@@ -29,6 +29,7 @@ from spillcache.store.repair import RepairReport, repair
 from spillcache.store.room import Limits
 from spillcache.store.rows import Entry
 from spillcache.store.scrub import Scrub, VerifyReport
+from spillcache.store.tails import tails_of
 from spillcache.store.view import (
     StoreView,
     look,
@@ -118,7 +119,8 @@ class BlockStore:
         then.
 
         What is there already is not written again. A KV object whose parent is neither there nor in
-        ``objects`` is dropped (but for ``block_index`` 0), and with it the block's other parts.
+        ``objects`` is dropped (but for ``block_index`` 0), and with it the block's other parts. Of
+        a parent's tails the most recent few are kept.
         Evicts to make room; never what is pinned, nor the blocks that these follow. What does not
         fit even then is dropped from the end.
 
@@ -141,6 +143,17 @@ class BlockStore:
         with self._store().index.read() as catalog:
             shown = () if catalog.is_hidden(namespace_id) else parts
             return catalog.find(namespace_id, blocks, shown)
+
+    def tails(
+        self, namespace_id: bytes, parents: Sequence[BlockHash]
+    ) -> list[list[dict[Part, Entry]]]:
+        """For each of ``parents``: what is there of the tails that follow it, in no order.
+
+        A tail's entries give its hash and its number of tokens: whether a prompt goes on with it,
+        the hash tells.
+        """
+        with self._store().index.read() as catalog:
+            return [tails_of(catalog, namespace_id, parent) for parent in parents]
 
     def pin(self, entries: Iterable[Entry]) -> Pin:
         """Protect the blocks of these entries from eviction by this process until the pin is

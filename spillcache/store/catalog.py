@@ -35,6 +35,7 @@ DATABASES = (
     "segments",
     "places",
     "freeing",
+    "tails",
 )
 _META_KEY = b"meta"
 _KNOWN_PARTS = frozenset(Part)
@@ -194,21 +195,24 @@ class Catalog:
         key = object_key(entry.namespace_id, entry.block, entry.part)
         place = rows.place_key(entry.segment, entry.offset)
         self._put("places", place, rows.pack_length(entry.record_bytes) + key)
+        if entry.is_tail:
+            key = rows.tail_key(entry.namespace_id, entry.parent, entry.block)
+            self._put("tails", key, rows.pack_tail(entry.token_count))
         self._count(entry, 1)
 
     def remove(self, entry: Entry) -> list[Place]:
         """Forget an object that is there; a KV block takes the block's other parts with it, if no
-        block follows it.
+        block follows it, and any part of a tail takes the tail.
 
         A KV block that others follow stays as a row without bytes until they are gone or it is put
         again. Returns the freed places; they are also remembered as to be freed, until ``freed`` is
         told that they are.
         """
         freed = [self._forget(entry)]
-        if entry.part is Part.KV and not entry.children:
+        if entry.takes_others:
             for part in Part:
                 other = self.entry(entry.namespace_id, entry.block, part)
-                if other is not None and part is not Part.KV and other.is_present:
+                if other is not None and part is not entry.part and other.is_present:
                     freed.append(self._forget(other))
         return freed
 
@@ -232,6 +236,9 @@ class Catalog:
             if entry.is_evictable:
                 self._delete("evictable", rows.evictable_key(entry))
             self._delete("objects", object_key(entry.namespace_id, entry.block, entry.part))
+            if entry.is_tail:
+                key = rows.tail_key(entry.namespace_id, entry.parent, entry.block)
+                self._delete("tails", key)
             if entry.part is not Part.KV or not entry.block_index:
                 return
             parent = self.entry(entry.namespace_id, entry.parent, Part.KV)

@@ -9,9 +9,10 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
 from blake3 import blake3
 
-from spillcache.chain import HASH_BYTES
+from spillcache.chain import HASH_BYTES, BlockHash, block_hash
 from spillcache.namespace import ID_BYTES, Namespace
 from spillcache.state import Buffer
 from spillcache.store.cipher import KEY_ID_BYTES, NO_KEY, OVERHEAD_BYTES
@@ -215,6 +216,16 @@ def payload_digest(tail: Buffer, stored: Buffer) -> bytes:
     if not tail:
         return blake3(stored).digest()
     return blake3(tail).update(stored).digest()
+
+
+def check_tail(parent: bytes, block: bytes, token_count: int, tail: Buffer) -> None:
+    """Raise FormatError unless ``tail`` (u32 little-endian) is what ``block`` says it is: that many
+    tokens after ``parent``.
+    """
+    if len(tail) != TOKEN_BYTES * token_count or token_count > MAX_TAIL_TOKENS:
+        raise FormatError("a tail of another number of tokens")
+    if block_hash(BlockHash(parent), np.frombuffer(tail, "<u4")) != block:
+        raise FormatError("a tail's tokens are not those of its hash")
 
 
 def namespace_record(namespace: Namespace, written_ns: int) -> bytes:

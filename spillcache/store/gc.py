@@ -153,14 +153,15 @@ class _Order:
     def _take(self, entry: Entry) -> list[Entry]:
         step = [entry, *self._companions(entry)]
         self._gone.update(object_key(*each[:3]) for each in step)
-        self._bereave(entry)
+        for each in step:
+            self._bereave(each)
         return step
 
     def _companions(self, entry: Entry) -> Iterator[Entry]:
-        """The other parts of a block whose KV goes."""
-        for part in Part if entry.part is Part.KV else ():
+        """The other parts of a block whose KV goes, or of a tail."""
+        for part in Part if entry.is_tail or entry.part is Part.KV else ():
             other = self._catalog.entry(entry.namespace_id, entry.block, part)
-            if other is None or part is Part.KV or not other.is_present:
+            if other is None or part is entry.part or not other.is_present:
                 continue
             if object_key(*other[:3]) not in self._gone:
                 yield other

@@ -65,13 +65,16 @@ class Naming:
     def finish(self) -> None:
         """Write the rows."""
         catalog, children = self._catalog, self._children
-        objects, places, evictable = [], [], []
+        objects, places, evictable, tails = [], [], [], []
         totals: defaultdict[tuple[int, bytes, Part], Sum] = defaultdict(Sum)
         for key, item in self._new.items():
             count, use = children.pop(key, 0), catalog.tick()
             objects.append((key, item.row(use, count)))
             place = rows.place_key(item.segment, item.offset)
             places.append((place, rows.pack_length(item.size) + key))
+            if item.source.tail:
+                tail = rows.tail_key(item.namespace_id, item.source.parent, item.source.block)
+                tails.append((tail, rows.pack_tail(item.source.token_count)))
             if not count:
                 evictable.append((rows.evictable_place(item.source.rank, use, key), b""))
             total = totals[item.segment, item.namespace_id, item.source.part]
@@ -86,3 +89,4 @@ class Naming:
         catalog.put_all("objects", objects)
         catalog.put_all("places", places)
         catalog.put_all("evictable", evictable)
+        catalog.put_all("tails", tails)

@@ -23,6 +23,12 @@ class StoreObject:
     """0 … 255, given by the cache: objects of a higher rank are evicted before those of a lower
     one.
     """
+    tail: bytes = b""
+    """The tokens (u32 little-endian) of a partial last block; empty for a whole block.
+
+    ``block`` is the hash of just these tokens after ``parent``. A tail's parts go together, and the
+    store keeps only the most recent few tails of a parent.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,7 @@ class NamespaceInfo:
     namespace: Namespace
     objects: int
     blocks: int
-    """Those with part KV."""
+    """Whole blocks with part KV."""
     raw_bytes: int
     """As the engine gave them."""
     stored_bytes: int
@@ -56,6 +62,8 @@ class NamespaceInfo:
     """Unix time in seconds."""
     last_used: float
     """Unix time in seconds, of the last put or touch that was written."""
+    tails: int = 0
+    """Partial last blocks."""
     hidden_since: float | None = None
     """Unix time in seconds; None: it is not hidden."""
     reason: str = ""

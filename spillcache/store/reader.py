@@ -30,7 +30,7 @@ from spillcache.store.format import (
     bound_bytes,
     padded,
 )
-from spillcache.store.record import verify
+from spillcache.store.record import check_tokens, verify
 from spillcache.store.rows import Entry
 
 READ_THREADS = 4
@@ -407,7 +407,9 @@ class ReadAhead:
         if self._cipher is None or key_id != self._cipher.key_id:
             raise WrongKey(f"it is encrypted with the key {key_id.hex()}, which is not given")
         plain = memoryview(self._cipher.decrypt(stored, bound_bytes(head)))
-        return plain[TOKEN_BYTES * entry.tail_tokens :]
+        tail_end = TOKEN_BYTES * entry.tail_tokens
+        check_tokens(entry, plain[:tail_end])
+        return plain[tail_end:]
 
 
 class _Decoded:

@@ -22,6 +22,7 @@ from spillcache.store.index import Index
 from spillcache.store.rows import Entry, SegmentRow, SegmentState
 from spillcache.store.scan import scanned
 from spillcache.store.segments import Segments
+from spillcache.store.tails import trim_tails
 
 Progress = Callable[[int, int], None]
 """Told bytes done and bytes to do, in all."""
@@ -168,6 +169,8 @@ def _name(
             continue
         catalog.use_namespace(namespaces[entry.namespace_id], entry.last_use)
         catalog.insert(entry)
+        if entry.is_tail:
+            freed += trim_tails(catalog, entry.namespace_id, entry.parent)
     return freed
 
 
@@ -184,7 +187,10 @@ def is_wanted(catalog: Catalog, entry: Entry, namespaces: Container[bytes]) -> b
 
 def entry_of(place: Place, header: RecordHeader) -> Entry | None:
     """The row of a record, last used when it was written; None for one of a later version."""
-    if header.record_class != RecordClass.BLOCK or header.part not in _KNOWN_PARTS:
+    known = header.record_class == RecordClass.BLOCK or (
+        header.record_class == RecordClass.TAIL and header.tail_tokens == header.token_count > 0
+    )
+    if not known or header.part not in _KNOWN_PARTS:
         return None
     return Entry(
         namespace_id=header.namespace_id,

@@ -12,6 +12,7 @@ from spillcache.store.format import (
     RECORD_MAGIC,
     FormatError,
     RecordHeader,
+    check_tail,
     payload_digest,
 )
 from spillcache.store.rows import Entry
@@ -34,8 +35,17 @@ def verify(record: memoryview, entry: Entry) -> memoryview:
             # A tail's tokens and the payload, which are neighbours.
             digest = blake3(record[RECORD_HEADER_BYTES:end]).digest()
             if digest == head[DIGEST_OFFSET : DIGEST_OFFSET + DIGEST_BYTES]:
+                check_tokens(entry, record[RECORD_HEADER_BYTES:start])
                 return record[start:end]
     return _take_apart(record, entry)
+
+
+def check_tokens(entry: Entry, tokens: memoryview) -> None:
+    """Raise FormatError unless a tail's tokens are those of its hash. Encrypted ones, which are not
+    before the payload, are checked when they are decrypted.
+    """
+    if entry.is_tail and (tokens or not entry.encrypted):
+        check_tail(entry.parent, entry.block, entry.token_count, tokens)
 
 
 def _is_header_of(head: bytes, entry: Entry) -> bool:
@@ -81,4 +91,5 @@ def _take_apart(record: memoryview, entry: Entry) -> memoryview:
     tail = record[RECORD_HEADER_BYTES:start]
     if payload_digest(tail, stored) != header.digest:
         raise FormatError("the payload's digest is wrong")
+    check_tokens(entry, tail)
     return stored

@@ -12,7 +12,7 @@ from typing import Any
 from spillcache.chain import HASH_BYTES, BlockHash
 from spillcache.namespace import ID_BYTES
 from spillcache.state import Part
-from spillcache.store.format import RECORD_HEADER_BYTES, TOKEN_BYTES, padded
+from spillcache.store.format import RECORD_HEADER_BYTES, TOKEN_BYTES, RecordClass, padded
 
 INDEX_FORMAT = 1
 OBJECT_KEY_BYTES = ID_BYTES + HASH_BYTES + 1
@@ -35,6 +35,7 @@ _SEGMENT = struct.Struct("<BxxxxxxxQQQQQQQ")
 _META = struct.Struct("<IxxxxQQQQQ")
 _USAGE = struct.Struct("<QQQ")
 _NAMESPACE = struct.Struct("<QQQI")
+_U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _U64_KEY = struct.Struct(">Q")
 _PLACE_KEY = struct.Struct(">QQ")
@@ -155,6 +156,11 @@ class Entry(tuple[bytes, BlockHash, Part, bytes]):
         return self[3][90]
 
     @property
+    def is_tail(self) -> bool:
+        """Whether the block is a partial last one."""
+        return self[3][90] == RecordClass.TAIL
+
+    @property
     def encrypted(self) -> int:
         """1 if a key is needed to read it, else 0."""
         return self[3][91]
@@ -178,6 +184,13 @@ class Entry(tuple[bytes, BlockHash, Part, bytes]):
     def is_evictable(self) -> bool:
         """Whether nothing that is kept needs it: never a block before the blocks that follow it."""
         return self[3] >= PRESENT and self.children == 0
+
+    @property
+    def takes_others(self) -> bool:
+        """Whether the block's other parts are of no use without it: of a tail every part is needed,
+        of a block the KV, unless other blocks follow.
+        """
+        return self.is_tail or (self[2] is Part.KV and self.children == 0)
 
     def same_place(self, other: "Entry | None") -> bool:
         """Whether ``other`` is the same record."""
@@ -225,6 +238,19 @@ def is_present(value: bytes | None) -> bool:
     return value is not None and value >= PRESENT
 
 
+def tail_key(namespace_id: bytes, parent: bytes, block: bytes = b"") -> bytes:
+    """The key of a tail in ``tails``; without its hash, the prefix of all tails of ``parent``."""
+    return namespace_id + parent + block
+
+
+def split_tail_key(key: bytes) -> tuple[bytes, BlockHash, BlockHash]:
+    """Namespace id, the parent's hash and the tail's; raises struct.error."""
+    if len(key) != ID_BYTES + 2 * HASH_BYTES:
+        raise struct.error(f"a tail's key of {len(key)} bytes")
+    parent_end = ID_BYTES + HASH_BYTES
+    return key[:ID_BYTES], BlockHash(key[ID_BYTES:parent_end]), BlockHash(key[parent_end:])
+
+
 def split_object_key(key: bytes) -> tuple[bytes, BlockHash, Part]:
     """Namespace id, block and part."""
     return key[:ID_BYTES], BlockHash(key[ID_BYTES:-1]), Part(key[-1])
@@ -267,6 +293,10 @@ def segment_key(segment: int) -> bytes:
 def pack_length(length: int) -> bytes:
     """The value in ``freeing``."""
     return _U64.pack(length)
+
+
+pack_tail = _U32.pack
+"""The value in ``tails``: how many tokens the tail has."""
 
 
 def unpack_length(value: bytes) -> int:

@@ -19,6 +19,7 @@ from spillcache.store.index import Index
 from spillcache.store.location import Location, read_location
 from spillcache.store.objects import NamespaceInfo, Usage
 from spillcache.store.rows import SegmentState
+from spillcache.store.tails import count_tails
 
 _NS_PER_S = 1_000_000_000
 
@@ -134,11 +135,12 @@ def namespace_infos(catalog: Catalog) -> list[NamespaceInfo]:
         except ValueError as error:
             raise StoreIndexError(f"the index has a damaged namespace: {error}") from error
         parts = {part: usage for (owner, part), usage in by_part.items() if owner == namespace_id}
+        tails = count_tails(catalog, namespace_id)
         found.append(
             NamespaceInfo(
                 namespace=namespace,
                 objects=sum(usage.objects for usage in parts.values()),
-                blocks=parts[Part.KV].objects if Part.KV in parts else 0,
+                blocks=parts[Part.KV].objects - tails if Part.KV in parts else 0,
                 raw_bytes=sum(usage.raw_bytes for usage in parts.values()),
                 stored_bytes=sum(usage.stored_bytes for usage in parts.values()),
                 parts={part: usage.objects for part, usage in parts.items()},
@@ -146,6 +148,7 @@ def namespace_infos(catalog: Catalog) -> list[NamespaceInfo]:
                 last_used=row.last_used_ns / _NS_PER_S,
                 hidden_since=row.hidden_ns / _NS_PER_S if row.hidden_ns else None,
                 reason=row.reason,
+                tails=tails,
             )
         )
     return sorted(found, key=lambda info: -info.last_used)

@@ -26,9 +26,11 @@ from spillcache.store.format import (
     MAX_PAYLOAD_BYTES,
     PAGE_BYTES,
     RECORD_HEADER_BYTES,
+    TOKEN_BYTES,
     RecordClass,
     RecordHeader,
     bound_bytes,
+    check_tail,
     namespace_record,
     padded,
     payload_digest,
@@ -39,6 +41,7 @@ from spillcache.store.objects import PutResult, StoreObject
 from spillcache.store.room import NoRoom, Room, index_bytes
 from spillcache.store.rows import object_key, pack_row
 from spillcache.store.segments import Segments
+from spillcache.store.tails import trim_tails
 
 _GROUP_BYTES = 80 * MIB
 """With headers and padding: 64 MiB of payloads from 64 KiB on."""
@@ -72,9 +75,13 @@ class _Record:
         self.stored = stored
         self.cipher = cipher
         self.raw_bytes = memoryview(source.payload).nbytes
-        self.stored_bytes = len(stored) + (OVERHEAD_BYTES if cipher is not None else 0)
-        """What the payload takes, encrypted if it is to be."""
-        self.size = padded(RECORD_HEADER_BYTES + self.stored_bytes)
+        tail_bytes = len(source.tail)
+        self.stored_bytes = len(stored)
+        """What the payload takes; with a tail's tokens, if they are encrypted together."""
+        if cipher is not None:
+            self.stored_bytes += tail_bytes + OVERHEAD_BYTES
+            tail_bytes = 0
+        self.size = padded(RECORD_HEADER_BYTES + tail_bytes + self.stored_bytes)
         """In the segment, header and padding included."""
         self.segment = self.offset = 0
         """Where it lies, once it is written."""
@@ -85,20 +92,23 @@ class _Record:
         return Place(self.segment, self.offset, self.size)
 
     def pieces(self) -> tuple[Buffer, ...]:
-        """Header and payload; the payload is encrypted and digested here, while bytes before it
-        are written.
+        """Header, a tail's tokens and payload; the payload is encrypted and digested here, while
+        bytes before it are written.
         """
+        tail = self.source.tail
         if self.cipher is None:
-            return self._header(payload_digest(b"", self.stored)).encode(), self.stored
+            head = self._header(payload_digest(tail, self.stored)).encode()
+            return (head, tail, self.stored) if tail else (head, self.stored)
         header = self._header(_NO_DIGEST)
-        nonce, stored = self.cipher.encrypt(self.stored, bound_bytes(header.encode()))
+        plain = b"".join((tail, self.stored)) if tail else self.stored
+        nonce, stored = self.cipher.encrypt(plain, bound_bytes(header.encode()))
         header.digest = payload_digest(nonce, stored)
         return header.encode(), nonce, stored
 
     def _header(self, digest: bytes) -> RecordHeader:
         source = self.source
         return RecordHeader(
-            RecordClass.BLOCK,
+            self._class,
             source.part,
             self.codec,
             source.rank,
@@ -111,9 +121,13 @@ class _Record:
             self.stored_bytes,
             time.time_ns(),
             digest,
-            0,
+            len(source.tail) // TOKEN_BYTES,
             NO_KEY if self.cipher is None else self.cipher.key_id,
         )
+
+    @property
+    def _class(self) -> RecordClass:
+        return RecordClass.TAIL if self.source.tail else RecordClass.BLOCK
 
     def row(self, last_use: int, children: int) -> bytes:
         """The value of its row in the index."""
@@ -127,11 +141,11 @@ class _Record:
             source.parent,
             source.block_index,
             source.token_count,
-            0,
+            len(source.tail) // TOKEN_BYTES,
             children,
             self.codec,
             source.rank,
-            RecordClass.BLOCK,
+            self._class,
             self.cipher is not None,
         )
 
@@ -356,6 +370,8 @@ class Writer:
             naming.finish()
             for place in done.dead:
                 catalog.add_freeing(place)
+            for parent in {r.source.parent for r in done.written if r.source.tail}:
+                done.dead += trim_tails(catalog, namespace.id, parent)
             # Last, so that the device works while the rows are made: what is named is durable when
             # the transaction is.
             self._appender.sync()
@@ -418,6 +434,8 @@ def _check(item: StoreObject) -> None:
         raise ValueError("a rank lies in 0 … 255")
     if not 0 <= item.block_index < _MAX_COUNT or not 0 <= item.token_count < _MAX_COUNT:
         raise ValueError("a block's index and its number of tokens have 32 bits")
+    if item.tail:
+        check_tail(item.parent, item.block, item.token_count, item.tail)
     payload = memoryview(item.payload)
     if not payload.c_contiguous or payload.nbytes > MAX_PAYLOAD_BYTES:
         raise ValueError(f"a payload is at most {MAX_PAYLOAD_BYTES} contiguous bytes")

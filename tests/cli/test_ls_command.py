@@ -58,6 +58,7 @@ def test_json_has_all_of_it(cli: Any, filled: BlockStore, directory: Path) -> No
         "flash": True,
     }
     assert red["parts"] == {"kv": 3, "window": 3}
+    assert red["tails"] == 0
     assert (red["blocks"], red["objects"], red["raw_bytes"]) == (3, 6, 6000)
     assert 0 <= red["last_used_age_s"] <= red["created_age_s"] < 60
     assert found[BLUE.id.hex()]["blocks"] == 1
@@ -70,7 +71,7 @@ def test_people_get_tables(cli: Any, filled: BlockStore, directory: Path) -> Non
         assert f"{directory}: " in ended.out
         assert " of 1.0 GiB" in ended.out
         (row,) = [line for line in ended.out.splitlines() if line.startswith(f"{RED.id.hex()} ")]
-        cells = r"\s+3\s+5\.9 KiB\s+5\.9 KiB\s+0%\s+kv:3 window:3\s+\d+ s ago\s+\d+ s ago"
+        cells = r"\s+3\s+0\s+5\.9 KiB\s+5\.9 KiB\s+0%\s+kv:3 window:3\s+\d+ s ago\s+\d+ s ago"
         assert re.fullmatch(RED.id.hex() + cells, row)
         assert (
             f"{RED.id.hex()}: engine=test flash=True model_0=000102030405… tag=[red]" in ended.out

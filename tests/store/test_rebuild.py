@@ -105,7 +105,7 @@ def test_records_of_a_later_version_are_not_named(tmp_path):
         found = entries(store, wanted)
     (segment,) = segment_files(tmp_path)
     for entry, changes in (
-        (found[5], {"record_class": RecordClass.TAIL}),
+        (found[5], {"record_class": max(RecordClass) + 1}),
         (found[6], {"part": 99}),
         (found[7], {"stored_bytes": 1 << 30, "raw_bytes": 1 << 30}),
     ):
