@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from spillcache.errors import ConfigError
 
@@ -14,6 +14,8 @@ NO_LIMIT_BYTES = 1 << 62
 Codec = Literal["auto", "raw", "zstd", "byteplane"]
 KVType = Literal["f16", "bf16", "q8_0", "f32"]
 FlashAttention = Literal["auto", "on", "off"]
+SpillReason = Literal["evict", "idle", "shutdown", "flush"]
+SPILL_REASONS: tuple[SpillReason, ...] = get_args(SpillReason)
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w|)", re.IGNORECASE)
@@ -82,6 +84,8 @@ class CacheConfig:
     dirty_spill_s: float = 60.0
     shutdown_spill_s: float = 8.0
     spill_queue_bytes: int = 1 * GIB
+    spill_on: frozenset[SpillReason] = frozenset(SPILL_REASONS)
+    """``--cache-spill-on``: what has blocks written; idle: both times above, too."""
     read_ahead_bytes: int = 64 * MIB
 
 

@@ -38,15 +38,21 @@ class Metrics:
             "spillcache_restored_bytes", "Payload bytes imported", ["tier"], registry=r
         )
         self.spilled_blocks = Counter(
-            "spillcache_spilled_blocks", "Blocks written to disk", registry=r
+            "spillcache_spilled_blocks", "Blocks that reached the disk", registry=r
         )
         self.spilled_bytes = Counter(
-            "spillcache_spilled_bytes", "Payload bytes written to disk", registry=r
+            "spillcache_spilled_bytes", "Bytes of records written to disk", registry=r
+        )
+        self.unsaved_blocks = Gauge(
+            "spillcache_unsaved_blocks", "Blocks in RAM that are not on disk yet", registry=r
+        )
+        self.disk_up = Gauge(
+            "spillcache_disk_up", "1 while the disk tier is in use, 0 while it is not", registry=r
         )
         self.dropped_blocks = Counter(
             "spillcache_dropped_blocks",
-            "Blocks that were not spilled, by reason",
-            ["reason"],
+            "Blocks that a tier could not keep, by reason",
+            ["tier", "reason"],
             registry=r,
         )
         self.evicted_objects = Counter(

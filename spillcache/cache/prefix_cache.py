@@ -3,11 +3,12 @@ blocks.
 """
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakSet
 
 import numpy as np
@@ -18,10 +19,17 @@ from spillcache.cache.memory import clamp_ram
 from spillcache.cache.policy import needed, restorable
 from spillcache.cache.ram import RamBlock, RamTier
 from spillcache.cache.restore import RestoreStream, Source, Step
-from spillcache.cache.spill import HANG_S, Progress, Spiller
+from spillcache.cache.spill import HANG_S, STEP_S, Flushed, Progress, Spiller
+from spillcache.cache.watch import Trouble, Watch
 from spillcache.chain import BlockHash, Chain
 from spillcache.config import MIB, CacheConfig
-from spillcache.errors import CorruptBlock, ObjectMissing, SpillcacheError, StoreError
+from spillcache.errors import (
+    CorruptBlock,
+    ObjectMissing,
+    SpillcacheError,
+    StoreError,
+    StoreIOError,
+)
 from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace
 from spillcache.state import BlockState, Geometry, Part
@@ -95,11 +103,15 @@ class PrefixCache:
         self._resident_bytes = capacity - self._queue_bytes
         self._streams: WeakSet[RestoreStream] = WeakSet()
         self._spiller: Spiller | None = None
+        self._watch: Watch | None = None
         if store is not None:
             self._spiller = Spiller(
                 store, self._ram, self._lock, config, geometry.block_tokens, self._queue_bytes,
                 self._metrics, self._breaker,
             )  # fmt: skip
+            self._watch = Watch(self._look, self._in_trouble)
+        self._metrics.unsaved_blocks.set_function(lambda: float(self._ram.dirty))
+        self._metrics.disk_up.set_function(lambda: float(not self.disk_reason))
 
     def chain(self, namespace: Namespace, tokens: NDArray[np.uint32], salt: bytes = b"") -> Chain:
         """The chain of a prompt: what all other methods take."""
@@ -222,13 +234,14 @@ class PrefixCache:
             match.release,
             self._config.read_ahead_bytes,
         )
-        self._streams.add(stream)
+        with self._lock:  # the watch looks at them
+            self._streams.add(stream)
         return stream
 
     def restored(self, match: Match) -> None:
         """Count a match whose blocks the engine has all taken."""
         if any(step.disk for step in match.steps):
-            self._breaker.worked()
+            self._breaker.worked("read")
         for source, count in match.blocks_by_source().items():
             self._metrics.restored_blocks.labels(source).inc(count)
         ram = sum(len(view) for step in match.steps for view in step.ram.values())
@@ -264,7 +277,7 @@ class PrefixCache:
                 chain.namespace, chain.hashes[block], chain.parent(block), block
             )
             if not self._make_room(size, entry):
-                self._metrics.dropped_blocks.labels("ram").inc()
+                self._metrics.dropped_blocks.labels("ram", "full").inc()
                 return
             if not entry.unsaved:
                 entry.dirty_since = now
@@ -305,11 +318,8 @@ class PrefixCache:
 
     def _evict(self, victim: RamBlock) -> None:
         self._metrics.evicted_objects.labels("ram").inc(len(victim.parts))
-        if victim.unsaved and self._spiller is not None:
-            refused = self._spiller.evict(victim)
-            if not refused:
-                return
-            self._metrics.dropped_blocks.labels(refused).inc()
+        if victim.unsaved and self._spiller is not None and self._spiller.evict(victim):
+            return
         self._ram.remove(victim)
 
     def used(self, chain: Chain) -> None:
@@ -328,16 +338,27 @@ class PrefixCache:
 
     # Care.
 
-    def flush(self) -> None:
-        """Write all dirty chains to disk; returns when they are durable, or have failed."""
-        if self._spiller is not None:
-            self._spiller.flush()
+    def flush(self, timeout_s: float = math.inf) -> Flushed:
+        """Write all dirty chains to disk; returns when they are durable, or have failed, or when
+        ``timeout_s`` is over. Without a disk there is nothing to do.
+        """
+        spiller, watch = self._spiller, self._watch
+        if spiller is None or watch is None:
+            return Flushed(0, 0, 0.0, 0, complete=True)
+        flushed = spiller.flush(0.0 if watch.reason else timeout_s)
+        problem = self.disk_reason
+        if flushed.complete and not problem:
+            problem = self._breaker.reason or "there is no room"
+        return replace(flushed, problem=problem if flushed.left else "")
 
     def close(self, progress: Progress = lambda _: None) -> None:
         """Spill what is dirty within ``shutdown_spill_s`` and close the store; may be called twice.
 
         A disk that hangs is left behind, with a line in the log: the process can end all the same.
         """
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
         spiller, self._spiller = self._spiller, None
         idle = spiller is None or spiller.close(progress)
         for stream in list(self._streams):
@@ -353,7 +374,24 @@ class PrefixCache:
         """Why the disk tier is not in use; empty when it is."""
         if self._store is None:
             return "no --cache-disk"
-        return "" if self._breaker.closed else f"paused after {self._breaker.reason}, see the log"
+        trouble = self._watch.reason if self._watch is not None else ""
+        if trouble or self._breaker.closed:
+            return trouble
+        return f"paused after {self._breaker.reason}, see the log"
+
+    def _look(self) -> Trouble | None:
+        """For the watch."""
+        spiller = self._spiller
+        trouble = spiller.trouble() if spiller is not None else None
+        with self._lock:
+            streams = list(self._streams)
+        if trouble is None and any(stream.lingering_s > STEP_S for stream in streams):
+            trouble = Trouble(f"a read has taken more than {STEP_S:.0f} s", "read", hangs=True)
+        return trouble
+
+    def _in_trouble(self, trouble: Trouble) -> None:
+        if trouble.hangs:  # nobody else is to wait for it
+            self._breaker.hangs(StoreIOError(trouble.text), trouble.direction)
 
     def status(self) -> dict[str, object]:
         """Bytes and blocks of the RAM tier, for ``/health``."""
@@ -373,4 +411,4 @@ class PrefixCache:
             return
         log.warning("a restore met %s; the rest is computed: %s", error.code, error)
         if not isinstance(error, CorruptBlock):  # quarantined: it will not fail again
-            self._breaker.failed(error)
+            self._breaker.failed(error, "read")

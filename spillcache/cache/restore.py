@@ -3,8 +3,10 @@ as they come.
 """
 
 import logging
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -82,6 +84,7 @@ class RestoreStream:
         self._read_ahead_bytes = read_ahead_bytes
         self._next = 0
         self._stop = threading.Event()
+        self._closed_at = math.inf
         self._ready: queue.Queue[RestoredBlock | SpillcacheError] = queue.Queue(_AHEAD_BLOCKS)
         self._lock = threading.Lock()
         self._users = 1
@@ -92,6 +95,12 @@ class RestoreStream:
                 target=self._run, name="spillcache-restore", daemon=True
             )
             self._reader.start()
+
+    @property
+    def lingering_s(self) -> float:
+        """How long the reader thread has outlived ``close``: it hangs in a read."""
+        lingers = self._reader is not None and self._reader.is_alive()
+        return max(0.0, time.monotonic() - self._closed_at) if lingers else 0.0
 
     @property
     def done(self) -> bool:
@@ -122,6 +131,7 @@ class RestoreStream:
         """Stop reading and give every buffer back; at once, and may be called twice."""
         if self._stop.is_set():
             return
+        self._closed_at = time.monotonic()
         self._stop.set()
         self._drain()
         self._leave()

@@ -1,9 +1,9 @@
 """RAM → disk: a writer thread that decoding never waits for.
 
 A job is a chain's last block; written with it are all its ancestors that are not on disk yet,
-parents first. Jobs come from eviction (at once), from the clock (a conversation idle for 30 s,
-anything dirty for 60 s), from ``flush`` and from ``close``. What a job finds unsaved when it runs
-is written, so reasons that come together write a block once.
+parents first. Jobs come from eviction (at once), from the clock (a conversation idle for 30 s, or
+one of whose blocks is dirty for 60 s), from ``flush`` and from ``close``. What a job finds unsaved
+when it runs is written, so reasons that come together write a block once.
 """
 
 import logging
@@ -13,11 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from spillcache.cache.breaker import Breaker
 from spillcache.cache.policy import RANKS
 from spillcache.cache.ram import RamBlock, RamTier
+from spillcache.cache.watch import Trouble
+from spillcache.chain import BlockHash
 from spillcache.config import MIB, CacheConfig, format_size
 from spillcache.errors import StoreError
 from spillcache.metrics import Metrics
@@ -27,6 +28,8 @@ from spillcache.store.block_store import BlockStore, StoreObject
 log = logging.getLogger("spillcache.cache")
 
 GROUP_BYTES = 64 * MIB
+STEP_S = 60.0
+"""How long one put of a group may take before the disk counts as hanging."""
 _TICK_S = 1.0
 HANG_S = 1.0
 """How long the thread may take to end beyond the deadline before the disk counts as hanging."""
@@ -39,6 +42,30 @@ class _Item:
     block: RamBlock
     part: Part
     payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """What a flush came to. ``blocks`` and ``size_bytes``: what reached the disk meanwhile,
+    whatever the reason; ``left``: of what was to be written, the blocks that are not on disk.
+    """
+
+    blocks: int
+    size_bytes: int
+    seconds: float
+    left: int
+    complete: bool
+    """False: the deadline came first, and the writing goes on."""
+    problem: str = ""
+    """Why something is left, where that is not a matter of time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Condemned:
+    namespace_id: bytes
+    blocks: tuple[BlockHash, ...]
+    reason: str
+    then: Callable[[], None]
 
 
 class Spiller:
@@ -62,8 +89,13 @@ class Spiller:
         self._queue_bytes = queue_bytes
         self._metrics, self._breaker = metrics, breaker
         self._evicted: deque[RamBlock] = deque()
+        self._condemned: deque[_Condemned] = deque()
         self._flush_asked = self._flush_done = 0
+        self._saved_blocks = self._saved_bytes = self._lost_blocks = 0
+        self._putting_since: float | None = None
         self._stopping = False
+        self._last_chance = False
+        self._progress: Progress = lambda _: None
         self._deadline = math.inf
         self.leaving_bytes = 0
         """Payload bytes of evicted blocks that wait for the disk."""
@@ -72,20 +104,29 @@ class Spiller:
 
     # Called with the lock held.
 
-    def evict(self, block: RamBlock) -> str:
-        """Take over a dirty block that RAM gives up; or say why not: short, paused, queue."""
+    def evict(self, block: RamBlock) -> bool:
+        """Take over a dirty block that RAM gives up; False, and counted, where it is lost."""
+        refused = self._refusal(block)
+        if refused:
+            self._lose(refused)
+            return False
+        self.leaving_bytes += block.size
+        self._ram.leave(block)
+        self._evicted.append(block)
+        self._lock.notify_all()
+        return True
+
+    def _refusal(self, block: RamBlock) -> str:
+        if "evict" not in self._config.spill_on:
+            return "off"
         if not self._long_enough(block):
             return "short"
-        if self._stopping or not self._breaker.closed:
+        if self._stopping or not self._breaker.closed or not self._thread.is_alive():
             return "paused"
         # One block always may wait, however large it is.
         while self.leaving_bytes and self.leaving_bytes + block.size > self._queue_bytes:
             if not self._drop_oldest():
                 return "queue"
-        self.leaving_bytes += block.size
-        self._ram.leave(block)
-        self._evicted.append(block)
-        self._lock.notify_all()
         return ""
 
     def _drop_oldest(self) -> bool:
@@ -96,7 +137,7 @@ class Spiller:
             block = self._evicted.popleft()
             if block.unsaved and not block.pins:
                 self._ram.saved(block, *block.parts)
-                self._metrics.dropped_blocks.labels("queue").inc()
+                self._lose("queue")
                 self.free(block)
                 return True
         return False
@@ -109,29 +150,71 @@ class Spiller:
 
     # Called without it.
 
-    def flush(self) -> None:
-        """Write all that is dirty and long enough; returns when it is on disk, or has failed."""
+    def flush(self, timeout_s: float = math.inf) -> Flushed:
+        """Write all that is dirty and long enough; returns when that was done or tried, or when
+        ``timeout_s`` is over.
+        """
+        began = time.monotonic()
         with self._lock:
+            pending = self._worth_writing()
+            blocks, size, lost = self._saved_blocks, self._saved_bytes, self._lost_blocks
             self._flush_asked += 1
             mine = self._flush_asked
             self._lock.notify_all()
             while self._flush_done < mine and self._thread.is_alive():
-                self._lock.wait(_TICK_S)  # not for ever: a thread that ends does not say so
+                left_s = timeout_s - (time.monotonic() - began)
+                if left_s <= 0:
+                    break
+                self._lock.wait(min(_TICK_S, left_s))  # a thread that ends does not say so
+            return Flushed(
+                blocks=self._saved_blocks - blocks,
+                size_bytes=self._saved_bytes - size,
+                seconds=time.monotonic() - began,
+                left=sum(bool(b.unsaved) for b in pending) + self._lost_blocks - lost,
+                complete=self._flush_done >= mine,
+            )
+
+    def discard(
+        self,
+        namespace_id: bytes,
+        blocks: Sequence[BlockHash],
+        reason: str,
+        then: Callable[[], None],
+    ) -> None:
+        """Have the store forget blocks that failed in use, in the spill thread; ``then`` is called
+        there when it has, or when it failed to.
+        """
+        with self._lock:
+            self._condemned.append(_Condemned(namespace_id, tuple(blocks), reason, then))
+            self._lock.notify_all()
+
+    def trouble(self) -> Trouble | None:
+        """Why nothing is written: the thread has ended, or hangs; None while all is well."""
+        since = self._putting_since
+        if not self._thread.is_alive():
+            ended = "the spill thread has ended: nothing is written any more"
+            return None if self._stopping else Trouble(ended, "write", hangs=False)
+        if since is not None and time.monotonic() - since > STEP_S:
+            return Trouble(f"a write has taken more than {STEP_S:.0f} s", "write", hangs=True)
+        return None
 
     def close(self, progress: Progress = lambda _: None) -> bool:
-        """Stop the thread, then write what is left, hottest chains first, within the deadline.
+        """Write what is left, hottest chains first, within the deadline, and end the thread.
 
-        False when the thread hangs in a write; nothing more is written then.
+        False when the thread hangs in a write: it is left behind. ``progress`` is called in it.
         """
         with self._lock:
             self._deadline = time.monotonic() + self._config.shutdown_spill_s
+            self._progress = progress
             self._stopping = True
             self._lock.notify_all()
+        if not self._thread.is_alive():  # it died; what it left is still to be saved
+            self._thread = threading.Thread(target=self._end, name="spillcache-spill", daemon=True)
+            self._thread.start()
         self._thread.join(self._config.shutdown_spill_s + HANG_S)
         if self._thread.is_alive():
             progress("the disk does not answer; what was not saved is lost")
             return False
-        self._spill_rest(progress)
         return True
 
     # The thread.
@@ -143,16 +226,25 @@ class Spiller:
             except Exception:  # the thread must live on: a bug costs one job, not the tier
                 log.exception("the spill thread met a bug; it goes on")
                 time.sleep(_TICK_S)
+        self._end()
+
+    def _end(self) -> None:
+        try:
+            self._discard_condemned()
+            if "shutdown" in self._config.spill_on:
+                self._spill_rest()
+        except Exception:  # the server ends all the same
+            log.exception("the spill thread met a bug while it ended")
 
     def _step(self) -> None:
         with self._lock:
             self._lock.wait_for(self._has_work, timeout=_TICK_S)
-            waiting = len(self._evicted)
             asked, flushing = self._flush_asked, self._flush_asked > self._flush_done
             dirty = list(self._ram.unsaved())
-        due = dirty if flushing else self._due(dirty, time.monotonic())
         try:
-            for leaf in chain(self._take_evicted(waiting), self._leaves(due)):
+            self._discard_condemned()
+            due = self._leaves(dirty) if flushing else self._due(dirty, time.monotonic())
+            for leaf in self._jobs(due):
                 if self._stopping:
                     break
                 self._save(leaf)
@@ -161,9 +253,16 @@ class Spiller:
                 self._flush_done = asked
                 self._lock.notify_all()
 
-    def _take_evicted(self, count: int) -> Iterator[RamBlock]:
+    def _jobs(self, leaves: Sequence[RamBlock]) -> Iterator[RamBlock]:
+        """``leaves``, and before each of them what RAM has evicted: that waits in little room."""
+        for leaf in (*leaves, None):
+            yield from self._take_evicted()
+            if leaf is not None:
+                yield leaf
+
+    def _take_evicted(self) -> Iterator[RamBlock]:
         """One by one, so that those whose turn has not come can still be dropped."""
-        for _ in range(count):
+        for _ in range(len(self._evicted)):
             with self._lock:
                 if not self._evicted:
                     return
@@ -171,17 +270,19 @@ class Spiller:
             yield block
 
     def _has_work(self) -> bool:
-        return bool(self._stopping or self._evicted or self._flush_asked > self._flush_done)
+        flushing = self._flush_asked > self._flush_done
+        return bool(self._stopping or self._evicted or self._condemned or flushing)
 
-    def _due(self, dirty: Iterable[RamBlock], now: float) -> list[RamBlock]:
-        if not self._breaker.closed:
+    def _due(self, dirty: Sequence[RamBlock], now: float) -> list[RamBlock]:
+        """The ends of conversations that rest, or that have a block which waited long enough."""
+        if not dirty or "idle" not in self._config.spill_on or not self._breaker.closed:
             return []
         idle, longest = self._config.idle_spill_s, self._config.dirty_spill_s
-        return [
-            block
-            for block in dirty
-            if now - block.last_use >= idle or now - block.dirty_since >= longest
-        ]
+        late: set[BlockHash] = set()
+        for block in sorted(dirty, key=lambda block: block.index):
+            if now - block.dirty_since >= longest or block.parent in late:
+                late.add(block.hash)
+        return [b for b in self._leaves(dirty) if b.hash in late or now - b.last_use >= idle]
 
     def _leaves(self, dirty: Sequence[RamBlock]) -> list[RamBlock]:
         """The ends of dirty chains, hottest first; chains under ``min_tokens`` are not worth a
@@ -193,32 +294,56 @@ class Spiller:
         ]
         return sorted(leaves, key=lambda block: -block.last_use)
 
+    def _worth_writing(self) -> list[RamBlock]:
+        """All dirty blocks but those of chains under ``min_tokens``; lock held."""
+        parents: set[BlockHash] = set()
+        found: list[RamBlock] = []
+        for block in sorted(self._ram.unsaved(), key=lambda block: -block.index):
+            if block.hash in parents or self._long_enough(block):
+                parents.add(block.parent)
+                found.append(block)
+        return found
+
     def _long_enough(self, block: RamBlock) -> bool:
         return (block.index + 1) * self._block_tokens >= self._config.min_tokens
+
+    def _discard_condemned(self) -> None:
+        while self._condemned:
+            bad = self._condemned.popleft()
+            try:
+                self._store.discard(bad.namespace_id, bad.blocks, bad.reason)
+            except StoreError as error:
+                self._met(error)
+            finally:
+                bad.then()
 
     def _late(self) -> bool:
         return time.monotonic() >= self._deadline
 
-    def _spill_rest(self, progress: Progress) -> None:
+    def _usable(self) -> bool:
+        return self._breaker.closed or self._last_chance
+
+    def _spill_rest(self) -> None:
+        """A paused disk is tried once more: there is no later."""
         with self._lock:
-            # Evicted blocks that still wait are among them.
-            dirty = [block for block in self._ram.unsaved() if self._long_enough(block)]
+            dirty = self._worth_writing()  # evicted blocks that still wait are among them
+        self._last_chance = True
         leaves = self._leaves(dirty)
-        total = sum(b.size for b in dirty)
+        size = format_size(sum(b.size for b in dirty))
+        reason = ""
         for done, leaf in enumerate(leaves):
-            if self._late():
-                left = len(leaves) - done
-                progress(
-                    f"the deadline came first: {left} of {len(leaves)} conversations not saved"
+            if self._late() or not self._usable():
+                reason = "deadline" if self._late() else "paused"
+                why = "the deadline came first" if self._late() else "the disk fails"
+                self._progress(
+                    f"{why}: {len(leaves) - done} of {len(leaves)} conversations not saved"
                 )
                 break
-            progress(
-                f"saving conversation {done + 1} of {len(leaves)} ({format_size(total)} in all)"
-            )
+            self._progress(f"saving conversation {done + 1} of {len(leaves)} ({size} in all)")
             self._save(leaf)
-        if self._late():
-            left = sum(bool(block.unsaved) for block in dirty)
-            self._metrics.dropped_blocks.labels("deadline").inc(left)
+        left = sum(bool(block.unsaved) for block in dirty)
+        if left:
+            self._lose(reason or ("deadline" if self._late() else "failed"), left)
 
     # One job.
 
@@ -231,20 +356,23 @@ class Spiller:
                 return  # evicted, or written, since it was chosen
             leaf.pins += 1
         try:
-            if self._write_chain(leaf) and self._forget_saved(leaf):
-                self._write_chain(leaf)
+            dropped = self._write_chain(leaf)
+            if dropped and self._forget_saved(leaf):
+                dropped = self._write_chain(leaf)
+            if dropped:
+                self._lose("store", dropped)
         finally:
             with self._lock:
                 leaf.pins -= 1
                 self.free(leaf)
 
     def _write_chain(self, leaf: RamBlock) -> int:
-        """Group by group, until the deadline or a failure; how many objects the store dropped."""
+        """Group by group, until the deadline or a failure; how many blocks the store dropped."""
         with self._lock:
             groups = deque(_groups(self._collect(leaf)))
         dropped, saved = 0, True
         try:
-            while groups and saved and self._breaker.closed and not self._late():
+            while groups and saved and self._usable() and not self._late():
                 saved, count = self._write(groups[0])
                 dropped += count
                 self._settle(groups.popleft(), saved=saved)
@@ -286,7 +414,7 @@ class Spiller:
         return items
 
     def _write(self, group: Sequence[_Item]) -> tuple[bool, int]:
-        """Put one group: whether that worked, and how many objects found no parent or no room."""
+        """Put one group: whether that worked, and how many blocks found no parent or no room."""
         objects = [
             StoreObject(
                 block=item.block.hash,
@@ -299,20 +427,23 @@ class Spiller:
             )
             for item in group
         ]
+        self._putting_since = time.monotonic()
         try:
             result = self._store.put(group[0].block.namespace, objects)
         except StoreError as error:
             self._met(error)
             return False, 0
-        self._breaker.worked()
-        self._metrics.spilled_blocks.inc(result.written)
+        finally:
+            self._putting_since = None
+        self._breaker.worked("write")
+        self._saved_bytes += result.written_bytes
         self._metrics.spilled_bytes.inc(result.written_bytes)
-        if result.dropped:
-            self._metrics.dropped_blocks.labels("store").inc(result.dropped)
-        return True, result.dropped
+        # A block's parts share its fate, as far as they are in one group.
+        return True, min(result.dropped, len({item.block.hash for item in group}))
 
     def _met(self, error: StoreError) -> None:
-        self._breaker.failed(error)
+        self._last_chance = False
+        self._breaker.failed(error, "write")
         self._metrics.errors.labels(error.code).inc()
         log.warning("the disk tier failed, nothing is lost but the cache of it: %s", error)
 
@@ -321,17 +452,27 @@ class Spiller:
         now = time.monotonic()
         with self._lock:
             for item in group:
-                block = item.block
-                block.pins -= 1
+                item.block.pins -= 1
                 if saved:
-                    self._ram.saved(block, item.part)
-                elif block.leaving:
-                    self._ram.saved(block, item.part)
-                    self._metrics.dropped_blocks.labels("disk").inc()
-                else:
-                    block.dirty_since = block.last_use = now
+                    self._ram.saved(item.block, item.part)
             for block in {id(item.block): item.block for item in group}.values():
+                if saved:
+                    self._count_saved(block)
+                elif not block.leaving:
+                    block.dirty_since = block.last_use = now
+                elif block.unsaved:
+                    self._ram.saved(block, *block.parts)
+                    self._lose("deadline" if self._late() else "failed")
                 self.free(block)
+
+    def _count_saved(self, block: RamBlock) -> None:
+        if not block.unsaved:
+            self._saved_blocks += 1
+            self._metrics.spilled_blocks.inc()
+
+    def _lose(self, reason: str, blocks: int = 1) -> None:
+        self._lost_blocks += blocks
+        self._metrics.dropped_blocks.labels("disk", reason).inc(blocks)
 
 
 def _groups(items: Sequence[_Item]) -> Iterable[list[_Item]]:

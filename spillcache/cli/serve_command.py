@@ -12,6 +12,7 @@ from spillcache.cli.model_path import find_model
 from spillcache.config import (
     MIB,
     NO_LIMIT_BYTES,
+    SPILL_REASONS,
     CacheConfig,
     Codec,
     EngineConfig,
@@ -20,6 +21,7 @@ from spillcache.config import (
     RequestDefaults,
     ServeConfig,
     Settings,
+    SpillReason,
     StoreConfig,
     parse_age,
     parse_size,
@@ -31,6 +33,7 @@ log = logging.getLogger("spillcache.serve")
 _ENGINE = EngineConfig(model=Path())
 _SERVE = ServeConfig()
 _CACHE = CacheConfig()
+_ALL_REASONS = ",".join(SPILL_REASONS)
 _ALL_LAYERS = 9999
 """More than any model has."""
 
@@ -69,6 +72,7 @@ def serve(
     cache_max_age: flags.CacheMaxAge = None,
     cache_ram: flags.CacheRam = str(_CACHE.ram_bytes // MIB),
     cache_min_tokens: flags.CacheMinTokens = _CACHE.min_tokens,
+    cache_spill_on: flags.CacheSpillOn = _ALL_REASONS,
     cache_namespace: flags.CacheNamespace = "",
 ) -> None:
     """Serve a model over OpenAI's HTTP API; with --cache-disk, prompts survive a restart.
@@ -98,7 +102,11 @@ def serve(
             alias=alias,
             defaults=RequestDefaults(temp, top_k, _top_p(top_p), min_p, seed, _limit(n_predict)),
         ),
-        cache=CacheConfig(ram_bytes=_ram_bytes(cache_ram), min_tokens=cache_min_tokens),
+        cache=CacheConfig(
+            ram_bytes=_ram_bytes(cache_ram),
+            min_tokens=cache_min_tokens,
+            spill_on=_spill_on(cache_spill_on),
+        ),
         store=_aged(
             _store(
                 cache_disk,
@@ -159,6 +167,14 @@ def _ram_bytes(text: str) -> int:
     if not text.strip()[-1:].isalpha():
         raise ConfigError(f"--cache-ram: {text!r} is not a number of MiB; or write a size, as 2GiB")
     return parse_size(text, "--cache-ram")
+
+
+def _spill_on(text: str) -> frozenset[SpillReason]:
+    words = {word.strip() for word in text.split(",")}
+    if not words <= set(SPILL_REASONS):
+        known = ",".join(SPILL_REASONS)
+        raise ConfigError(f"--cache-spill-on: {text!r} is not known; write some of {known}")
+    return frozenset(reason for reason in SPILL_REASONS if reason in words)
 
 
 def _type_v(type_v: KVType, flash_attention: FlashAttention) -> KVType:

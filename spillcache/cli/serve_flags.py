@@ -337,6 +337,16 @@ CacheMinTokens = Annotated[
         rich_help_panel=_CACHE,
     ),
 ]
+CacheSpillOn = Annotated[
+    str,
+    typer.Option(
+        "--cache-spill-on",
+        metavar="WHEN,…",
+        help="What has blocks written to disk: evict (RAM is full), idle (a conversation rests, or "
+        "a minute is over), shutdown, flush (POST /cache/flush).",
+        rich_help_panel=_CACHE,
+    ),
+]
 CacheNamespace = Annotated[
     str,
     typer.Option(

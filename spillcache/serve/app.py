@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from spillcache.errors import RequestError, SpillcacheError
 from spillcache.serve.answer_events import ClientGone
+from spillcache.serve.cache_routes import cache_router
 from spillcache.serve.door import Door
 from spillcache.serve.http_errors import error_object, error_response
 from spillcache.serve.meta_routes import meta_router
@@ -30,7 +31,11 @@ def create_app(service: Door) -> FastAPI:
     Every error that a client sees is OpenAI's error object; none holds a traceback.
     """
     app = FastAPI(title="spillcache", openapi_url=None)
-    routers = [openai_router(service, int(time.time())), meta_router(service)]
+    routers = [
+        openai_router(service, int(time.time())),
+        meta_router(service),
+        cache_router(service),
+    ]
     app.state.routes = route_names(routers)
     for router in [*routers, root_router(app.state.routes)]:
         app.include_router(router)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Literal, Protocol
 
+from spillcache.cache.spill import Flushed
 from spillcache.config import Settings
 from spillcache.engine.base import Engine
 from spillcache.errors import SpillcacheError
@@ -40,6 +41,11 @@ class Door(Protocol):
 
     def submit(self, request: GenerationRequest, listener: Listener) -> Ticket:
         """Queue a request; raises NotReady, Overloaded, PromptTooLong or RequestError."""
+
+    def flush(self, timeout_s: float) -> Flushed:
+        """Write what is not on disk yet; blocks up to ``timeout_s``. Raises NotReady, or
+        Unsupported where there is no disk tier or flushing is off.
+        """
 
     def health(self) -> dict[str, object]:
         """For ``/health``."""

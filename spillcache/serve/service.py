@@ -8,11 +8,12 @@ from typing import Literal
 from blake3 import blake3
 
 from spillcache.cache.prefix_cache import PrefixCache
+from spillcache.cache.spill import Flushed
 from spillcache.config import Settings
 from spillcache.engine.base import Engine, SelfTest
 from spillcache.engine.llama_engine import LlamaEngine
 from spillcache.engine.llama_library import check_model_file, model_files
-from spillcache.errors import EngineError, NotReady, SpillcacheError, StoreError
+from spillcache.errors import EngineError, NotReady, SpillcacheError, StoreError, Unsupported
 from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace, file_identity, remembered_digest
 from spillcache.serve.job import GenerationRequest, Listener, Ticket
@@ -224,6 +225,18 @@ class Service:
         if self._scheduler is None or self._state != "ready":
             raise self._not_ready()
         return self._scheduler.submit(request, listener)
+
+    def flush(self, timeout_s: float) -> Flushed:
+        """See Door."""
+        if self._state != "ready":
+            raise self._not_ready()
+        if self.settings.store is None:
+            raise Unsupported("there is no disk to write to: the server runs without --cache-disk")
+        if "flush" not in self.settings.cache.spill_on:
+            raise Unsupported("the server's --cache-spill-on leaves out flush")
+        if self._cache is None:
+            raise NotReady(f"the disk tier is not in use: {self._cache_off}")
+        return self._cache.flush(timeout_s)
 
     def slots_total(self) -> int:
         """How many requests can be worked on at once."""

@@ -23,7 +23,7 @@ from spillcache.store.gc import Plan, Progress, collect, plan
 from spillcache.store.objects import NamespaceInfo, PutResult, StoreObject, Usage
 from spillcache.store.opened import OpenStore, acquire, index_of, release
 from spillcache.store.pins import Pin
-from spillcache.store.purge import Purged, purge, remove
+from spillcache.store.purge import Purged, discard, purge, remove
 from spillcache.store.reader import Failure, Payload, ReadAhead
 from spillcache.store.repair import RepairReport, repair
 from spillcache.store.room import Limits
@@ -197,6 +197,14 @@ class BlockStore:
                 yield item
         finally:
             ahead.close()
+
+    def discard(self, namespace_id: bytes, blocks: Sequence[BlockHash], reason: str) -> int:
+        """Delete all parts of blocks that are whole and failed all the same when they were used;
+        how many objects went. To whoever reads them they are misses.
+
+        Raises StoreIndexError and StoreIOError.
+        """
+        return discard(self._store(), namespace_id, blocks, reason)
 
     def touch(self, namespace_id: bytes, block: BlockHash, window_blocks: int = 1) -> None:
         """Note that a prefix that ends with ``block`` was used: its parts, and the last

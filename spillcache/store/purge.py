@@ -4,11 +4,14 @@ While somebody uses the store it is emptied; otherwise all its files go, and wha
 into the directory stays.
 """
 
+import logging
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spillcache.chain import BlockHash
+from spillcache.state import Part
 from spillcache.store.catalog import Catalog, Place
 from spillcache.store.files import BLOCK_BYTES, store_error
 from spillcache.store.gc import Progress
@@ -29,6 +32,8 @@ from spillcache.store.quarantine import SUFFIX as QUARANTINED
 from spillcache.store.rows import Entry
 from spillcache.store.segments import SUFFIX as SEGMENT
 from spillcache.store.tenancy import MARK
+
+log = logging.getLogger("spillcache.store")
 
 _STEP_OBJECTS = 2000
 
@@ -70,6 +75,26 @@ def purge(store: OpenStore, namespace_id: bytes | None, progress: Progress) -> P
         except OSError as error:
             raise store_error(error, "the quarantine was purged") from error
     return done
+
+
+def discard(store: OpenStore, namespace_id: bytes, blocks: Sequence[BlockHash], reason: str) -> int:
+    """Delete all parts of ``blocks``; how many objects went. Raises StoreError."""
+
+    def work(catalog: Catalog) -> list[Place]:
+        places: list[Place] = []
+        # Deepest first: a row that others follow would stay without bytes.
+        for block in reversed(blocks):
+            for part in reversed(Part):
+                entry = catalog.entry(namespace_id, block, part)
+                if entry is not None and entry.is_present:
+                    places += catalog.remove(entry)
+        return places
+
+    places = store.index.write(work)
+    store.segments.free(places)
+    if places:
+        log.error("%d objects were deleted: %s", len(places), reason)
+    return len(places)
 
 
 def _objects(store: OpenStore, namespace_id: bytes | None) -> int:

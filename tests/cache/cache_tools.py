@@ -205,7 +205,9 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float:
 
 
 def dropped(metrics: Metrics, reason: str) -> float:
-    return sample(metrics, "dropped_blocks_total", reason=reason)
+    """How many blocks, whichever tier."""
+    tiers = ("ram", "disk")
+    return sum(sample(metrics, "dropped_blocks_total", tier=t, reason=reason) for t in tiers)
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:

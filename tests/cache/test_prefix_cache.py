@@ -294,7 +294,7 @@ def test_a_match_is_not_evicted_while_it_is_held(open_cache: OpenCache, metrics:
         assert cache.match(other).blocks == 0, "there is no room for it"
         held.release()
         held.release()
-    assert dropped(metrics, "ram") == 2
+    assert dropped(metrics, "full") == 2
     assert [bytes(s.ram[K]) for s in first.steps] == [state_of(c, i)[K] for i in range(4)]
     offer(cache, other)
     assert cache.match(other).blocks == 1
@@ -357,7 +357,7 @@ def test_an_empty_offer_is_nothing(open_cache: OpenCache) -> None:
 def test_what_is_larger_than_ram_is_dropped(open_cache: OpenCache, metrics: Metrics) -> None:
     cache, c = open_cache(ram_bytes=SIZE), chain(1)
     offer(cache, c)
-    assert dropped(metrics, "ram") == 1
+    assert dropped(metrics, "full") == 1
     assert cache.status()["bytes"] == 0
 
 
@@ -367,7 +367,7 @@ def test_a_part_that_finds_no_room_does_not_evict_its_own_block(
     cache, c = open_cache(geometry=HYBRID, ram_bytes=SIZE + K), chain(1)
     cache.offer(c, 0, state_of(c, 0))
     cache.offer(c, 0, state_of(c, 0, (B,), SIZE - 10))
-    assert dropped(metrics, "ram") == 1
+    assert dropped(metrics, "full") == 1
     with cache._lock:
         block = cache._ram.get(c.hashes[0])
         assert block is not None
@@ -395,7 +395,7 @@ def test_cache_ram_0_without_a_disk_keeps_nothing(open_cache: OpenCache, metrics
     cache, c = open_cache(ram_bytes=0), chain(2)
     offer(cache, c)
     assert cache.match(c).blocks == 0
-    assert dropped(metrics, "ram") == 2
+    assert dropped(metrics, "full") == 2
 
 
 def test_cache_ram_0_with_a_disk_still_spills(

@@ -98,6 +98,148 @@ def test_what_is_dirty_for_long_is_written_however_busy(
     assert store.written == [(h, K) for h in busy.hashes]
 
 
+def test_a_busy_conversation_is_busy_as_a_whole(store: WatchedStore, open_cache: OpenCache) -> None:
+    """Its first blocks are old, and yet it does not rest: its last one is new."""
+    cache = open_cache(store, idle_spill_s=0.4)
+    busy = chain(400)
+    began = time.monotonic()
+    for block in range(busy.blocks):
+        cache.offer(busy, block, state_of(busy, block))
+        if time.monotonic() - began > 1.5:
+            break
+        time.sleep(0.01)
+    assert not store.puts
+    eventually(lambda: len(store.written) == block + 1)
+    assert len(store.puts) == 1, "once it rests, all of it"
+
+
+def test_what_a_resting_and_a_busy_conversation_share_is_written_once(
+    store: WatchedStore, open_cache: OpenCache
+) -> None:
+    cache = open_cache(store, idle_spill_s=0.3)
+    idle, busy = chain(5, 1, shared=3), chain(5, 2, shared=3)
+    offer(cache, idle)
+    offer(cache, busy, 3)
+    deadline = time.monotonic() + 10
+    while not store.puts:
+        cache.used(busy)
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert store.written == [(h, K) for h in idle.hashes], "with what it shares"
+    cache.flush()
+    assert store.written[5:] == [(h, K) for h in busy.hashes[3:]]
+
+
+def test_when_one_block_is_dirty_for_long_the_whole_conversation_is_written(
+    store: WatchedStore, open_cache: OpenCache
+) -> None:
+    """So that a busy one costs a write a minute, and not one for each of its blocks."""
+    cache = open_cache(store, dirty_spill_s=0.5)
+    busy, offered = chain(400), 0
+    while len(store.puts) < 3:
+        cache.offer(busy, offered, state_of(busy, offered))
+        offered += 1
+        assert offered < busy.blocks
+        time.sleep(0.02)
+    sizes = [len(objects) for objects in store.puts]
+    assert sum(sizes) >= offered - 3, sizes
+    assert min(sizes) > 5, "each took all that there was"
+    assert store.written == [(h, K) for h in busy.hashes[: sum(sizes)]]
+
+
+@pytest.mark.parametrize("reason", ["evict", "idle", "shutdown", "flush"])
+def test_what_is_not_chosen_writes_nothing(
+    store: WatchedStore, open_cache: OpenCache, metrics: Metrics, reason: str
+) -> None:
+    cache = open_cache(
+        store,
+        spill_on=frozenset({"evict", "idle", "shutdown"} - {reason}),
+        idle_spill_s=NEVER_S if reason != "idle" else 0.0,
+        dirty_spill_s=NEVER_S if reason != "idle" else 0.0,
+        ram_bytes=3 * BLOCK_BYTES if reason == "evict" else 100 * BLOCK_BYTES,
+        spill_queue_bytes=BLOCK_BYTES,
+    )
+    for seed in range(4):
+        offer(cache, chain(1, seed))
+    time.sleep(0.1)
+    assert not store.puts
+    assert dropped(metrics, "off") == (2 if reason == "evict" else 0)
+    cache.close()
+    assert len(store.written) == {"evict": 2, "shutdown": 0}.get(reason, 4)
+
+
+def test_what_ram_evicts_is_written_between_two_conversations_of_a_flush(
+    store: WatchedStore, open_cache: OpenCache
+) -> None:
+    """It waits in little room; a long flush must not make it overflow."""
+    cache = open_cache(store, ram_bytes=24 * BLOCK_BYTES, spill_queue_bytes=3 * BLOCK_BYTES)
+    chains = [chain(1, seed) for seed in range(22)]
+    for c in chains[:21]:
+        offer(cache, c)
+    store.gate.clear()
+    flush = threading.Thread(target=cache.flush)
+    flush.start()
+    assert store.putting.wait(10)
+    offer(cache, chains[21])  # chains[0] leaves
+    store.gate.set()
+    flush.join(10)
+    order = [objects[0].block for objects in store.puts]
+    assert order.index(chains[0].hashes[0]) == 1
+
+
+def test_a_flush_tells_what_became_of_it(
+    store: WatchedStore, files: FaultyFiles, open_cache: OpenCache
+) -> None:
+    cache = open_cache(store, WINDOWED, min_tokens=8)
+    offer(cache, chain(1, 7))  # too short to count
+    offer(cache, chain(3, 1))
+    flushed = cache.flush()
+    assert (flushed.blocks, flushed.left, flushed.complete) == (3, 0, True)
+    assert flushed.size_bytes > 3 * (2 * SIZE)
+    assert flushed.problem == ""
+    again = cache.flush()
+    assert (again.blocks, again.size_bytes, again.left) == (0, 0, 0)
+    offer(cache, chain(2, 2))
+    files.write_error = EIO
+    flushed = cache.flush()
+    assert (flushed.blocks, flushed.left, flushed.complete) == (0, 2, True)
+    assert flushed.problem == "KV_STORE_IO"
+    for _ in range(FAILURES):
+        flushed = cache.flush()
+    assert flushed.problem.startswith("paused after KV_STORE_IO")
+    assert flushed.left == 2
+
+
+def test_a_flush_of_what_the_disk_has_no_room_for_says_so(
+    store: WatchedStore, open_cache: OpenCache, metrics: Metrics
+) -> None:
+    cache = open_cache(store)
+    c = chain(3)
+    cache.offer(c, 2, state_of(c, 2))  # its parent is nowhere
+    flushed = cache.flush()
+    assert (flushed.left, flushed.problem) == (1, "there is no room")
+
+
+def test_a_flush_keeps_its_time_and_the_writing_goes_on(
+    store: WatchedStore, open_cache: OpenCache
+) -> None:
+    cache = open_cache(store)
+    offer(cache, chain(3))
+    store.gate.clear()
+    began = time.monotonic()
+    flushed = cache.flush(0.2)
+    assert 0.2 <= time.monotonic() - began < 5
+    assert (flushed.complete, flushed.left, flushed.problem) == (False, 3, "")
+    store.gate.set()
+    eventually(lambda: unsaved(cache) == 0)
+
+
+def test_without_a_disk_a_flush_has_nothing_to_do(open_cache: OpenCache) -> None:
+    cache = open_cache()
+    offer(cache, chain(3))
+    assert cache.flush().left == 0
+
+
 def test_flush_returns_when_all_is_on_disk(store: WatchedStore, open_cache: OpenCache) -> None:
     cache = open_cache(store, geometry=WINDOWED)
     first, second = chain(3, 1), chain(2, 2)
@@ -315,7 +457,7 @@ def test_a_leaving_block_that_cannot_be_written_is_dropped_and_its_memory_return
     offer(cache, new)
     assert cache._spiller is not None
     eventually(lambda: cache._spiller is not None and cache._spiller.leaving_bytes == 0)
-    assert dropped(metrics, "disk") > 0
+    assert dropped(metrics, "failed") > 0
     with cache._lock:
         resident = sum(b.size for b in cache._ram._blocks.values())
         assert not any(b.leaving or b.pins for b in cache._ram._blocks.values())
@@ -398,6 +540,37 @@ def test_close_writes_the_hottest_first_and_says_so(
     assert not our_threads()
     cache.close(lines.append)
     assert len(lines) == 3
+
+
+def test_at_the_end_a_paused_disk_is_tried_once_more(
+    store: WatchedStore, files: FaultyFiles, open_cache: OpenCache, metrics: Metrics
+) -> None:
+    cache = open_cache(store)
+    chains = [chain(2, seed) for seed in range(3)]
+    for c in chains:
+        offer(cache, c)
+    files.write_error = EIO
+    cache.flush()
+    assert cache.disk_reason.startswith("paused")
+    files.write_error = 0
+    cache.close()
+    assert {h for h, _ in store.written} == {h for c in chains for h in c.hashes}
+
+
+def test_at_the_end_a_disk_that_still_fails_is_not_tried_for_each_conversation(
+    store: WatchedStore, files: FaultyFiles, open_cache: OpenCache, metrics: Metrics
+) -> None:
+    cache = open_cache(store)
+    for seed in range(5):
+        offer(cache, chain(2, seed))
+    files.write_error = EIO
+    cache.flush()
+    before = sample(metrics, "errors_total", code="KV_STORE_IO")
+    lines: list[str] = []
+    cache.close(lines.append)
+    assert sample(metrics, "errors_total", code="KV_STORE_IO") == before + 1
+    assert lines[-1] == "the disk fails: 4 of 5 conversations not saved"
+    assert dropped(metrics, "paused") == 10
 
 
 def test_close_keeps_its_deadline(

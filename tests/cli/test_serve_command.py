@@ -38,6 +38,7 @@ def test_defaults(cli: Any, model: str, served: list[Settings]) -> None:
     assert (settings.serve.host, settings.serve.port) == ("127.0.0.1", 8080)
     assert settings.serve.api_key is None
     assert settings.cache.ram_bytes == 8192 * MIB
+    assert settings.cache.spill_on == {"evict", "idle", "shutdown", "flush"}
     assert settings.store is None
 
 
@@ -59,7 +60,7 @@ def test_long_flags(cli: Any, model: str, served: list[Settings], tmp_path: Path
         "--chat-template chatml --host ::1 --port 0 --api-key secret --alias name "
         "--log-level debug --cache-ram 0 --cache-min-tokens 64 --cache-namespace blue "
         "--cache-disk-size 2GiB --cache-disk-min-free 512M --cache-disk-codec zstd "
-        "--cache-max-age 30d"
+        "--cache-max-age 30d --cache-spill-on shutdown,flush"
     )
     disk = tmp_path / "cache"
     assert cli("serve", "--model", model, "--cache-disk", str(disk), *line.split()).code == 7
@@ -72,6 +73,7 @@ def test_long_flags(cli: Any, model: str, served: list[Settings], tmp_path: Path
     assert settings.serve.api_key == "secret"
     assert (settings.serve.host, settings.serve.port) == ("::1", 0)
     assert (settings.cache.ram_bytes, settings.cache.min_tokens) == (0, 64)
+    assert settings.cache.spill_on == {"shutdown", "flush"}
     assert settings.store is not None
     assert settings.store.path == disk
     assert settings.store.quota_bytes == 2 * GIB
@@ -116,6 +118,8 @@ def test_variables_are_llama_servers_and_flags_win(
         ("-ub 100", "--ubatch-size: 100 is not a multiple of 64; write 64 or 128"),
         ("-ub 0", "--ubatch-size: 0 is not a multiple of 64; write 64"),
         ("-ub 63", "write 64"),
+        ("--cache-spill-on evict,never", "write some of evict,idle,shutdown,flush"),
+        ("--cache-spill-on=", "--cache-spill-on: '' is not known"),
         ("-ngl some", "--n-gpu-layers: 'some' is not a number of layers; or write all"),
         ("-cram -2", "--cache-ram: '-2' is not a number of MiB; or write a size, as 2GiB"),
         ("-cram 1.5", "--cache-ram: '1.5' is not a number of MiB"),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+from spillcache.cache.spill import Flushed
 from spillcache.config import EngineConfig, ServeConfig, Settings
 from spillcache.engine.base import Limits, ModelInfo
 from spillcache.engine.chat_template import ChatTemplate
@@ -95,6 +96,8 @@ class FakeService:
         self.tickets = []
         self.engine_in_use = FakeEngine()
         self.threads = []
+        self.flushes = []
+        self.flushed = Flushed(12, 3456, 0.25, 0, complete=True)
 
     @property
     def engine(self):
@@ -107,6 +110,10 @@ class FakeService:
 
     def health(self):
         return {"status": "ok", "cache": {"disk": {"on": False, "reason": "no --cache-disk"}}}
+
+    def flush(self, timeout_s):
+        self.flushes.append(timeout_s)
+        return self.flushed
 
     def slots_total(self):
         return 2
