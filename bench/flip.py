@@ -29,7 +29,6 @@ from spillcache.errors import SpillcacheError
 from spillcache.store.block_store import BlockStore
 from spillcache.store.format import PAGE_BYTES, RECORD_HEADER_BYTES
 from spillcache.store.index_sum import INDEX_SUM
-from spillcache.store.tenancy import MARK
 
 CHAINS = range(6)
 BLOCKS, MOST_BYTES, LARGE_BYTES = 4, 12_000, 300_000
@@ -185,7 +184,6 @@ def try_flip(master: Path, work: Path, flip: Flip) -> Outcome:
     shutil.copytree(master, work)
     if flip.killed:
         (work / INDEX_SUM).unlink()
-        (work / MARK).touch()
     with open(work / flip.file, "r+b", buffering=0) as file:
         file.seek(flip.at)
         old = file.read(1)[0]

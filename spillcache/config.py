@@ -18,7 +18,7 @@ SpillReason = Literal["evict", "idle", "shutdown", "flush"]
 SPILL_REASONS: tuple[SpillReason, ...] = get_args(SpillReason)
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
-_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w|)", re.IGNORECASE)
+_AGE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|h|d|w|)", re.IGNORECASE)
 _SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _POWERS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
 
@@ -45,6 +45,14 @@ def parse_age(text: str, flag: str) -> float:
     if match is None or float(match[1]) <= 0:
         raise ConfigError(f"{flag}: {text!r} is not an age; write for example 30d, 12h or 90min")
     return float(match[1]) * _SECONDS[match[2].lower()]
+
+
+def expanded(path: Path) -> Path:
+    """``path`` with ``~`` and ``~user`` replaced; raises ConfigError if there is no such user."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: there is no such user's home directory") from error
 
 
 def format_size(size_bytes: float) -> str:

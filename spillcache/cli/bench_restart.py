@@ -239,13 +239,9 @@ def _reads(server: BenchServer) -> str:
 
 def _filesystem(directory: Path) -> str:
     """The type of the filesystem below ``directory``; empty where the platform does not tell."""
-    from spillcache.store.location import filesystem_type  # noqa: PLC0415 — pulls in the store
+    from spillcache.store.mounts import filesystem_of  # noqa: PLC0415 — pulls in the store
 
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text()
-    except OSError:
-        return ""
-    return filesystem_type(directory.resolve(), mounts) or ""
+    return filesystem_of(directory) or ""
 
 
 def _page_cache(reads: str, filesystem: str) -> str:

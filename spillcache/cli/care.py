@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spillcache.config import expanded
 from spillcache.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def directory_of(directory: Path | None, cache_disk: Path | None, command: str) 
     path = directory or cache_disk
     if path is None:
         raise ConfigError(f"name the cache directory: spillcache {command} DIR")
-    return path.expanduser()
+    return expanded(path)
 
 
 def directory_and_name(
@@ -51,11 +52,11 @@ def directory_and_name(
     if len(words) > 2:
         raise ConfigError(f"too many words; write: spillcache {command}")
     if len(words) == 2:
-        return Path(words[0]).expanduser(), words[1]
+        return expanded(Path(words[0])), words[1]
     if words and needs_name and cache_disk is not None:
-        return cache_disk.expanduser(), words[0]
+        return expanded(cache_disk), words[0]
     if words:
-        return Path(words[0]).expanduser(), None
+        return expanded(Path(words[0])), None
     return directory_of(None, cache_disk, command), None
 
 
@@ -71,12 +72,9 @@ def open_store(path: Path) -> "BlockStore":
 
     Raises StoreError if there is none: these commands make no store.
     """
-    from spillcache.config import StoreConfig  # noqa: PLC0415 — beside the heavy ones
     from spillcache.store.block_store import BlockStore  # noqa: PLC0415 — LMDB, NumPy, …
 
-    view = look(path)
-    limits = StoreConfig(path, min_free_bytes=view.usage().min_free, max_age_s=view.max_age_s)
-    return BlockStore.open(limits)
+    return BlockStore.visit(path)
 
 
 def find_namespace(path: Path, name: str) -> "NamespaceInfo":

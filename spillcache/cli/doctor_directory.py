@@ -9,11 +9,13 @@ from pathlib import Path
 
 from spillcache.cli.doctor_report import Finding
 from spillcache.config import GIB, format_size
-from spillcache.errors import StoreError
+from spillcache.errors import StoreError, StoreIndexError
 from spillcache.store.block_store import BlockStore, StoreView, Usage
 from spillcache.store.files import Files
-from spillcache.store.location import Location, alone_with, examine, existing, filesystem_type
+from spillcache.store.location import Location, examine, existing
+from spillcache.store.mounts import filesystem_of
 from spillcache.store.probe import Health, health
+from spillcache.store.tenancy import alone_with
 
 _MIN_FREE_BYTES = 4 * GIB
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -39,11 +41,9 @@ def look_at_directory(path: Path) -> Iterator[Finding]:
 
 
 def _filesystem(path: Path) -> Finding:
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text(errors="replace")
-    except OSError:
+    kind = filesystem_of(path)
+    if kind is None:
         return Finding("filesystem", "ok", "not told by this system")
-    kind = filesystem_type(existing(path.absolute()).resolve(), mounts) or "of an unknown type"
     if kind in ("tmpfs", "ramfs"):
         todo = "name a directory on a disk, or nothing outlives the machine"
         return Finding("filesystem", "note", f"{kind}: memory, not a disk", todo)
@@ -70,14 +70,17 @@ def _is_wide(path: Path) -> bool:
 
 
 def _store(location: Location) -> Iterator[Finding]:
-    found = _index(location)
-    yield found
-    if found.state == "bad":
-        return
     try:
         view = BlockStore.inspect(location.path, _MIN_FREE_BYTES)
+        found = _index(location)
+    except StoreIndexError as error:
+        yield _damaged(location, str(error))
+        return
     except StoreError as error:
-        yield Finding("index", "bad", str(error), f"run: spillcache repair {location.path}")
+        yield Finding("index", "bad", str(error), "look at the disk")
+        return
+    yield found
+    if found.state == "bad":
         return
     yield _free_space(view.usage().free_bytes, view.usage().min_free)
     yield _quota(view.usage())
@@ -94,11 +97,15 @@ def _index(location: Location) -> Finding:
     if state is None:
         return Finding("index", "ok", "in use by a server, and readable")
     if state is Health.DAMAGED:
-        todo = f"run: spillcache repair {location.path}; nothing but the cache is lost"
-        return Finding("index", "bad", "damaged", todo)
+        return _damaged(location, "damaged")
     if state is Health.UNKNOWN:
         return Finding("index", "note", "could not be looked through", "look at memory and disk")
     return Finding("index", "ok", "sound")
+
+
+def _damaged(location: Location, text: str) -> Finding:
+    todo = f"run: spillcache repair {location.path}; nothing but the cache is lost"
+    return Finding("index", "bad", text, todo)
 
 
 def _free_space(free_bytes: int, min_free_bytes: int) -> Finding:

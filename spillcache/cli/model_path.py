@@ -4,6 +4,7 @@ import importlib
 import os
 from pathlib import Path
 
+from spillcache.config import expanded
 from spillcache.errors import ModelLoadError
 
 DEMO_MODEL = "gemma3-270m"
@@ -18,7 +19,7 @@ def find_model(model: str) -> Path:
     The demo model is assembled from its package once, into ``$XDG_CACHE_HOME/spillcache-models``.
     Raises ModelLoadError when there is no such file, or it is not GGUF.
     """
-    path = Path(model).expanduser()
+    path = expanded(Path(model))
     if model == DEMO_MODEL and not path.exists():
         return demo_model(demo_directory())
     _check_gguf(path)

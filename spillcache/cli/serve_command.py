@@ -23,6 +23,7 @@ from spillcache.config import (
     Settings,
     SpillReason,
     StoreConfig,
+    expanded,
     parse_age,
     parse_size,
 )
@@ -197,7 +198,7 @@ def _store(
             if value is not None:
                 raise ConfigError(f"--cache-disk-{flag} needs --cache-disk DIR")
         return None
-    defaults = StoreConfig(path=path.expanduser())
+    defaults = StoreConfig(path=expanded(path))
     return StoreConfig(
         path=defaults.path,
         quota_bytes=None if size is None else parse_size(size, "--cache-disk-size"),
@@ -205,7 +206,7 @@ def _store(
         if min_free is None
         else parse_size(min_free, "--cache-disk-min-free"),
         codec=codec or defaults.codec,
-        key_file=None if key_file is None else key_file.expanduser(),
+        key_file=None if key_file is None else expanded(key_file),
     )
 
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from blake3 import blake3
 
 from spillcache.chain import BlockHash
-from spillcache.config import GIB, MIB, StoreConfig
+from spillcache.config import MIB, StoreConfig
 from spillcache.errors import StoreIndexError
 from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace
@@ -20,6 +20,7 @@ from spillcache.state import Part
 from spillcache.store.files import Files, store_error
 from spillcache.store.found import Found
 from spillcache.store.gc import Plan, Progress, collect, plan
+from spillcache.store.index_opening import Care
 from spillcache.store.objects import NamespaceInfo, PutResult, StoreObject, Usage
 from spillcache.store.opened import OpenStore, acquire, index_of, release
 from spillcache.store.pins import Pin
@@ -58,7 +59,6 @@ __all__ = [
 
 _MAX_NOTE_KEY_BYTES = 480
 _MAX_REASON = 1000
-_MIN_FREE_BYTES = 4 * GIB
 
 
 def _never() -> bool:
@@ -97,11 +97,19 @@ class BlockStore:
         """
         return cls(acquire(config, metrics, files))
 
+    @classmethod
+    def visit(cls, path: Path) -> "BlockStore":
+        """Open the store in ``path`` to care for it, beside whoever uses it, with the limits that
+        they use. Makes none. Raises as ``open``.
+        """
+        return cls(acquire(StoreConfig(path), None, None, Care()))
+
     @staticmethod
-    def inspect(path: Path, min_free_bytes: int = _MIN_FREE_BYTES) -> StoreView:
+    def inspect(path: Path, min_free_bytes: int = 0) -> StoreView:
         """Look at a store, also while others use it, without creating or changing anything.
 
-        ``min_free_bytes`` is what it says when the store does not know with what it was opened.
+        ``min_free_bytes`` is what it says when the store does not know with what it was opened. An
+        index that is damaged is a StoreIndexError: opening the store makes it anew.
 
         Raises StoreLocationError, StoreFormatError and StoreIndexError.
         """

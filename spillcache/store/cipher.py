@@ -82,7 +82,7 @@ def read_key(path: Path) -> Cipher:
     Warns when others than the file's owner may read it.
     """
     try:
-        with open(path.expanduser(), "rb") as file:
+        with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(_MAX_FILE_BYTES)
     except OSError as error:

@@ -33,6 +33,13 @@ class Care:
     """Objects that were found in segments which the index did not know."""
 
 
+def is_sound(location: Location) -> bool:
+    """Whether the index is fit for use, as far as can be told in about two seconds; only while
+    nobody has the store open. Raises OSError.
+    """
+    return _is_own(location) and _is_sound(location, Care())
+
+
 def open_index(location: Location, tenancy: Tenancy, care: Care) -> Index:
     """The index; a damaged one is set aside, if nobody else uses it, and an empty one takes its
     place. Raises OSError and StoreIndexError.
@@ -49,7 +56,8 @@ def open_index(location: Location, tenancy: Tenancy, care: Care) -> Index:
         except StoreIndexError as error:
             if not isinstance(error.__cause__, DAMAGE):
                 raise
-    log.error("the index is damaged; it is set aside and made anew from the segments")
+    if not care.anew:
+        log.error("the index is damaged; it is set aside and made anew from the segments")
     set_aside_index(location)
     # Not before: a process that is killed in between must not take what is damaged for sound.
     remove_sum(location.path)

@@ -6,7 +6,6 @@ never deleted.
 """
 
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -14,16 +13,15 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spillcache.config import GIB, MIB, format_size
+from spillcache.config import GIB, MIB, expanded, format_size
 from spillcache.errors import ConfigError, StoreError, StoreFormatError, StoreLocationError
 from spillcache.store.files import DIRECTORY_MODE, FILE_MODE, store_error
 from spillcache.store.format import FORMAT, STORE_ID_BYTES
+from spillcache.store.mounts import MOUNTS, NETWORK, filesystem_of
 
 SETTINGS = "spillcache.json"
 INDEX = "index"
@@ -40,17 +38,6 @@ _STALE_S = 3600
 _IGNORED = {"lost+found"}
 _LARGEST = 1 << 63
 _MAX_SETTINGS_BYTES = 1 << 16
-_MOUNTS = Path("/proc/self/mountinfo")
-_NETWORK = frozenset(
-    (
-        *("9p", "afs", "beegfs", "ceph", "cifs", "davfs", "fhgfs", "glusterfs", "gpfs", "lustre"),
-        *("ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "pvfs2", "smb", "smb3", "smbfs"),
-        *("fuse.ceph", "fuse.davfs2", "fuse.gcsfuse", "fuse.glusterfs", "fuse.goofys"),
-        *("fuse.juicefs", "fuse.mountpoint-s3", "fuse.rclone", "fuse.s3fs", "fuse.smbnetfs"),
-        "fuse.sshfs",
-    )
-)
-
 log = logging.getLogger("spillcache.store")
 
 
@@ -79,21 +66,21 @@ class Location:
         return self.path / QUARANTINE
 
 
-def open_location(path: Path, quota_bytes: int | None, mounts: Path = _MOUNTS) -> Location:
-    """The store in ``path``, made if the directory is missing or empty; a quota given here is from
-    now on the store's.
+def open_location(
+    path: Path, quota_bytes: int | None = None, mounts: Path = MOUNTS, *, make: bool = True
+) -> Location:
+    """The store in ``path``, made if the directory is missing or empty, unless ``make`` is false; a
+    quota given here is from now on the store's.
 
-    Raises StoreLocationError, StoreFormatError, ConfigError for a quota under the minimum, and
+    Raises StoreLocationError, StoreFormatError, ConfigError for a quota that can't be, and
     StoreError when the filesystem fails.
     """
-    path = path.expanduser().absolute()
-    if quota_bytes is not None and quota_bytes < MIN_QUOTA_BYTES:
-        raise ConfigError(
-            f"--cache-disk-size: {format_size(quota_bytes)} is under the least that a cache on "
-            f"disk can work with, {format_size(MIN_QUOTA_BYTES)}"
-        )
+    path = expanded(path).absolute()
+    _check_quota(quota_bytes)
     try:
         _check_filesystem(path, mounts)
+        if not make:
+            read_location(path)
         _check_directory(path)
         location = _read_settings(path) or _create(path, quota_bytes or DEFAULT_QUOTA_BYTES)
         rooms = (location.index, location.segments, location.quarantine)
@@ -105,14 +92,26 @@ def open_location(path: Path, quota_bytes: int | None, mounts: Path = _MOUNTS) -
         raise _location_error(path, error) from error
 
 
-def examine(path: Path, mounts: Path = _MOUNTS) -> Location | None:
+def _check_quota(quota_bytes: int | None) -> None:
+    if quota_bytes is not None and quota_bytes < MIN_QUOTA_BYTES:
+        raise ConfigError(
+            f"--cache-disk-size: {format_size(quota_bytes)} is under the least that a cache on "
+            f"disk can work with, {format_size(MIN_QUOTA_BYTES)}"
+        )
+    if quota_bytes is not None and quota_bytes >= _LARGEST:
+        raise ConfigError(f"--cache-disk-size: {format_size(quota_bytes)} is more than can be")
+
+
+def examine(path: Path, mounts: Path = MOUNTS) -> Location | None:
     """What ``open_location`` would find, without changing anything: the store in ``path``; None if
     one can be made there. Raises StoreLocationError, StoreFormatError and StoreIOError.
     """
-    path = path.expanduser().absolute()
+    path = expanded(path).absolute()
     try:
         _check_filesystem(path, mounts)
         above = existing(path)
+        if above != path and path.is_symlink():
+            raise StoreLocationError(f"{path} is a link to something that is not there")
         if above != path and os.access(above, os.W_OK | os.X_OK):
             return None
         if above != path:
@@ -128,31 +127,22 @@ def existing(path: Path) -> Path:
     return next(each for each in (path, *path.parents) if each.exists())
 
 
-@contextmanager
-def alone_with(path: Path) -> Iterator[bool]:
-    """Whether nobody has the store in ``path`` open; if so, nobody gets in meanwhile. Raises
-    OSError.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(fd)
-
-
 def read_location(path: Path) -> Location:
     """The store in ``path``, only looked at; raises StoreLocationError and StoreFormatError."""
-    path = path.expanduser().absolute()
+    path = expanded(path).absolute()
     try:
+        if not path.exists():
+            raise StoreLocationError(f"{path} is not there")
+        if not path.is_dir():
+            raise StoreLocationError(f"{path} is not a directory")
+        if os.geteuid():  # root may look at anybody's
+            _require_owner(path)
+        if not (path / SETTINGS).exists():
+            raise StoreFormatError(f"{path} holds no spillcache store")
         location = _read_settings(path)
     except OSError as error:
         raise _location_error(path, error) from error
-    if location is None:
+    if location is None:  # it went just now
         raise StoreFormatError(f"{path} holds no spillcache store")
     return location
 
@@ -179,30 +169,9 @@ def is_stale_temporary(path: Path) -> bool:
         return False
 
 
-def filesystem_type(path: Path, mountinfo: str) -> str | None:
-    """The type of the filesystem that an absolute, resolved path lies on, from the text of
-    /proc/self/mountinfo.
-    """
-    best, found = -1, None
-    for line in mountinfo.splitlines():
-        fields, separator, tail = line.partition(" - ")
-        columns = fields.split()
-        if not separator or len(columns) < 5 or not tail.split():
-            continue
-        point = Path(columns[4].encode().decode("unicode_escape"))
-        # Of mounts over the same point the last one is seen.
-        if path.is_relative_to(point) and len(point.parts) >= best:
-            best, found = len(point.parts), tail.split()[0]
-    return found
-
-
 def _check_filesystem(path: Path, mounts: Path) -> None:
-    try:
-        mountinfo = mounts.read_text(errors="replace")
-    except OSError:
-        return  # Not Linux, or /proc is hidden: nothing to go by.
-    kind = filesystem_type(Path(os.path.realpath(path)), mountinfo)
-    if kind in _NETWORK:
+    kind = filesystem_of(path, mounts)
+    if kind in NETWORK:
         raise StoreLocationError(
             f"{path} is on a network filesystem ({kind}), where the index's locks and shared "
             "memory don't work; choose a directory on a local disk"
@@ -218,13 +187,18 @@ def _check_directory(path: Path) -> None:
         return
     if not stat.S_ISDIR(found.st_mode):
         raise StoreLocationError(f"{path} is not a directory; choose a directory for the cache")
-    if found.st_uid != os.geteuid():
-        raise StoreLocationError(
-            f"{path} belongs to user {found.st_uid}, not to the user {os.geteuid()} who runs this; "
-            "choose another directory, or change its owner"
-        )
+    _require_owner(path)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise StoreLocationError(f"{path} can't be written to; choose a writable directory")
+
+
+def _require_owner(path: Path) -> None:
+    owner = path.stat().st_uid
+    if owner != os.geteuid():
+        raise StoreLocationError(
+            f"{path} belongs to user {owner}, not to the user {os.geteuid()} who runs this; "
+            "choose another directory, or change its owner"
+        )
 
 
 def _make_directory(path: Path) -> bool:
@@ -269,7 +243,7 @@ def _read_settings(path: Path) -> Location | None:
         raw = file.read(_MAX_SETTINGS_BYTES)
     try:
         return _parse_settings(path, json.loads(raw))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise StoreFormatError(
             f"{path / SETTINGS} is not a store's settings ({error}); move the directory away, "
             "or choose another"

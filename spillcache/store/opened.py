@@ -6,7 +6,7 @@ import logging
 import os
 from pathlib import Path
 
-from spillcache.config import MIB, StoreConfig
+from spillcache.config import MIB, StoreConfig, expanded
 from spillcache.errors import CorruptBlock, ObjectMissing, StoreError, StoreIndexError, StoreIOError
 from spillcache.metrics import Metrics
 from spillcache.store.appender import Appender
@@ -36,7 +36,7 @@ from spillcache.store.rows import Entry
 from spillcache.store.segments import Segments, segment_bytes
 from spillcache.store.tenancy import Tenancy
 from spillcache.store.touches import Touches, apply
-from spillcache.store.view import LIMITS_NOTE, directory_bytes, opening, pack_limits
+from spillcache.store.view import LIMITS_NOTE, directory_bytes, noted_limits, opening, pack_limits
 from spillcache.store.writer import Writer
 
 _POOL_BYTES = 64 * MIB
@@ -55,12 +55,16 @@ class OpenStore:
 
     def __init__(
         self,
+        tenancy: Tenancy,
         location: Location,
         config: StoreConfig,
+        *,
         files: Files,
         metrics: Metrics | None,
-        care: Care,
+        care: Care | None,
     ) -> None:
+        """Takes ``tenancy`` over, if it succeeds."""
+        self._tenancy = tenancy
         self.location = location
         self.files = files
         self.metrics = metrics
@@ -69,27 +73,26 @@ class OpenStore:
         self.cipher = None if config.key_file is None else read_key(config.key_file)
         """The key that is given, if one is."""
         self._met_locked = False
+        own = care is None
+        care = care or Care()
         try:
-            self._tenancy = Tenancy(location.path)
+            self.index = open_index(location, tenancy, care)
         except OSError as error:
-            raise store_error(error, "the cache directory was locked") from error
-        try:
-            self.index = open_index(location, self._tenancy, care)
-        except OSError as error:
-            self._tenancy.end(well=False)
             raise store_error(error, "the index was looked through") from error
-        except BaseException:
-            self._tenancy.end(well=False)
-            raise
         try:
-            self._furnish(config)
+            limits = Limits(location.quota_bytes, config.min_free_bytes, config.max_age_s)
+            self._furnish(config, limits if own else self._noted_limits())
             self._recover(care)
         except BaseException:
             self.index.close()
-            self._tenancy.end(well=False)
             raise
 
-    def _furnish(self, config: StoreConfig) -> None:
+    def _noted_limits(self) -> Limits:
+        """Those of the processes that use the store, for one that only cares for it."""
+        with self.index.read() as catalog:
+            return Limits(self.location.quota_bytes, *noted_limits(catalog))
+
+    def _furnish(self, config: StoreConfig, limits: Limits) -> None:
         """Make the parts, which hold on to each other; nothing is read or written yet."""
         location, files, metrics = self.location, self.files, self.metrics
         self.pool = BufferPool(_POOL_BYTES)
@@ -99,7 +102,7 @@ class OpenStore:
         self.quarantine = Quarantine(location.quarantine, quarantine_bytes(location.quota_bytes))
         self.room = Room(
             location,
-            Limits(location.quota_bytes, config.min_free_bytes, config.max_age_s),
+            limits,
             files=files,
             index=self.index,
             segments=self.segments,
@@ -348,7 +351,7 @@ class OpenStore:
 
     def _leave(self, *, well: bool) -> None:
         try:
-            self._tenancy.end(well=well, last=lambda: write_sum(self.location.path))
+            self._tenancy.end((lambda: write_sum(self.location.path)) if well else None)
         except OSError as error:
             log.warning("leaving the store: %s", error)
 
@@ -359,15 +362,14 @@ def acquire(
     """The process's store of ``config.path``, opened if it is not; ``release`` it. Raises as
     ``BlockStore.open``.
 
-    With ``care``, one that is open already keeps its limits.
+    With ``care``, no store is made, and the limits are those that it is used with.
     """
     with opening:
-        location = open_location(config.path, config.quota_bytes)
+        location = open_location(config.path, config.quota_bytes, make=care is None)
         identity = _identity(location.path)
         store = _open.get(identity)
         if store is None or store.pid != os.getpid():
-            files = files or Files(direct=config.direct_io)
-            store = OpenStore(location, config, files, metrics, care or Care())
+            store = _enter(config, metrics, files or Files(direct=config.direct_io), care)
             if care is None:
                 store.note_limits(config)
             _open[identity] = store
@@ -377,6 +379,22 @@ def acquire(
             store.room.shrink()
         store.handles += 1
         return store
+
+
+def _enter(
+    config: StoreConfig, metrics: Metrics | None, files: Files, care: Care | None
+) -> OpenStore:
+    try:
+        tenancy = Tenancy(expanded(config.path))
+    except OSError as error:
+        raise store_error(error, "the cache directory was locked") from error
+    try:
+        # Again, for somebody may have deleted it while this process waited to come in.
+        location = open_location(config.path, config.quota_bytes, make=care is None)
+        return OpenStore(tenancy, location, config, files=files, metrics=metrics, care=care)
+    except BaseException:
+        tenancy.end()
+        raise
 
 
 def release(store: OpenStore) -> None:
@@ -393,7 +411,7 @@ def release(store: OpenStore) -> None:
 def index_of(path: Path) -> Index | None:
     """The index of ``path`` if this process has it open; hold ``opening`` while it is used."""
     try:
-        store = _open.get(_identity(path.expanduser()))
+        store = _open.get(_identity(expanded(path)))
     except OSError:
         return None
     return store.index if store is not None and store.pid == os.getpid() else None

@@ -24,14 +24,13 @@ from spillcache.store.location import (
     SEGMENTS,
     SETTINGS,
     TEMPORARY,
-    alone_with,
     read_location,
 )
 from spillcache.store.opened import OpenStore
 from spillcache.store.quarantine import SUFFIX as QUARANTINED
 from spillcache.store.rows import Entry
 from spillcache.store.segments import SUFFIX as SEGMENT
-from spillcache.store.tenancy import MARK
+from spillcache.store.tenancy import alone_with
 
 log = logging.getLogger("spillcache.store")
 
@@ -153,7 +152,7 @@ def _remove(path: Path) -> Purged:
     _remove_room(path / QUARANTINE, lambda n: n.suffix == QUARANTINED, done)
     for name in (INDEX, DAMAGED):
         _remove_room(path / name, lambda n: n.name in ("data.mdb", "lock.mdb"), done)
-    names = (MARK, INDEX_SUM, HIDDEN)
+    names = (INDEX_SUM, HIDDEN)
     _remove_files(path, lambda n: n.name in names or n.name.startswith(TEMPORARY), done)
     _remove_files(path, lambda n: n.name == SETTINGS, done)
     done.foreign += sorted(str(each.relative_to(path)) for each in path.iterdir())

@@ -21,7 +21,6 @@ from spillcache.store.catalog import Catalog, Place
 from spillcache.store.files import Files, store_error
 from spillcache.store.format import PAGE_BYTES, RecordClass, RecordHeader
 from spillcache.store.index_opening import Care
-from spillcache.store.location import read_location
 from spillcache.store.opened import OpenStore, acquire, release
 from spillcache.store.rebuild import Progress, entry_of, is_wanted, no_progress
 from spillcache.store.rows import SegmentState, segment_key
@@ -61,9 +60,8 @@ def repair(
 ) -> RepairReport:
     """See ``BlockStore.repair``."""
     began = time.monotonic()
-    read_location(path)  # never makes a store
     care = Care(thorough=True, anew=anew, progress=progress)
-    store = acquire(StoreConfig(path, min_free_bytes=0), None, files, care)
+    store = acquire(StoreConfig(path), None, files, care)
     try:
         with _one_at_a_time(store):
             report = RepairReport(care.set_aside, care.was_alone, named=care.named)

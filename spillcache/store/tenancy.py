@@ -1,70 +1,91 @@
-"""Who has a store open: a lock on its directory that every process shares, and a mark that tells of
-a bad end.
+"""Who has a store open: a lock on its directory that every process shares.
 
-The lock goes with its process, however that ends; the mark stays behind when the last one did not
-close the store.
+The lock goes with its process, however that ends.
 """
 
-import contextlib
 import fcntl
+import logging
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from spillcache.store.files import FILE_MODE, require_own
+_POLL_S = 0.02
+_QUIET_S = 2.0
+"""How long a wait may be before it is told."""
 
-MARK = "in-use"
+log = logging.getLogger("spillcache.store")
 
 
 class Tenancy:
     """This process's share in a store's directory. Raises OSError."""
 
     def __init__(self, directory: Path) -> None:
-        """Waits for a process that repairs the store."""
-        self._mark = directory / MARK
-        self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        """Waits while another process is alone with the store: it looks through the index, makes
+        it anew, or deletes all.
+        """
+        self._fd = _open(directory)
         try:
-            self.is_alone = self._lock_alone()
+            self.is_alone = self._enter(directory)
             """Whether no other process has the store open; none can until ``share``."""
-            if not self.is_alone:
-                fcntl.flock(self._fd, fcntl.LOCK_SH)
-            self.ended_badly = self.is_alone and self._mark.exists()
-            """Whether the last process that had the store open did not close it."""
-            self._make_mark()
-        except OSError:
+        except BaseException:
             os.close(self._fd)
             raise
 
-    def _make_mark(self) -> None:
-        # Without O_NONBLOCK, a pipe of that name would be waited for.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        fd = os.open(self._mark, flags, FILE_MODE)
-        try:
-            require_own(fd, self._mark, write=True)
-            os.fchmod(fd, FILE_MODE)
-        finally:
-            os.close(fd)
+    def _enter(self, directory: Path) -> bool:
+        """Whether nobody else has it open. Never waits in the kernel: who is let in there can't
+        tell whether the one that was alone is still there, or died.
+        """
+        tell_at = time.monotonic() + _QUIET_S
+        while not _lock(self._fd, fcntl.LOCK_EX):
+            if _lock(self._fd, fcntl.LOCK_SH):
+                if _lock(self._fd, fcntl.LOCK_EX):
+                    return True  # who was in the way has gone just now
+                # What fails to become exclusive is no lock at all.
+                if _lock(self._fd, fcntl.LOCK_SH):
+                    return False
+            if time.monotonic() > tell_at:
+                log.warning("waiting for a process that works on %s alone", directory)
+                tell_at = float("inf")
+            time.sleep(_POLL_S)
+        return True
 
     def share(self) -> None:
         """Let other processes in."""
         fcntl.flock(self._fd, fcntl.LOCK_SH)
         self.is_alone = False
 
-    def end(self, *, well: bool, last: Callable[[], None] = lambda: None) -> None:
-        """Give the share back. The last one to end well calls ``last`` while nobody else can come
-        in, and removes the mark.
+    def end(self, last: Callable[[], None] | None = None) -> None:
+        """Give the share back. The last one to go calls its ``last``, if it has one, while nobody
+        else can come in.
         """
         try:
-            if well and self._lock_alone():
+            if last is not None and _lock(self._fd, fcntl.LOCK_EX):
                 last()
-                with contextlib.suppress(FileNotFoundError):
-                    self._mark.unlink()
         finally:
             os.close(self._fd)
 
-    def _lock_alone(self) -> bool:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+
+@contextmanager
+def alone_with(directory: Path) -> Iterator[bool]:
+    """Whether nobody has the store in ``directory`` open; if so, nobody gets in meanwhile. Raises
+    OSError.
+    """
+    fd = _open(directory)
+    try:
+        yield _lock(fd, fcntl.LOCK_EX)
+    finally:
+        os.close(fd)
+
+
+def _open(directory: Path) -> int:
+    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -14,12 +14,14 @@ from spillcache.errors import StoreIndexError
 from spillcache.namespace import Namespace
 from spillcache.state import Part
 from spillcache.store.catalog import Catalog
-from spillcache.store.files import BLOCK_BYTES, Files
+from spillcache.store.files import BLOCK_BYTES, Files, store_error
 from spillcache.store.index import Index
+from spillcache.store.index_opening import is_sound
 from spillcache.store.location import Location, read_location
 from spillcache.store.objects import NamespaceInfo, Usage
 from spillcache.store.rows import SegmentState
 from spillcache.store.tails import count_tails
+from spillcache.store.tenancy import alone_with
 
 _NS_PER_S = 1_000_000_000
 
@@ -38,13 +40,15 @@ def pack_limits(min_free_bytes: int, max_age_s: float | None) -> bytes:
     return json.dumps({"min_free_bytes": min_free_bytes, "max_age_s": max_age_s}).encode()
 
 
-def _noted_limits(catalog: Catalog, min_free_bytes: int) -> tuple[int, float | None]:
-    """What was noted; else ``min_free_bytes``, and no age."""
+def noted_limits(catalog: Catalog, min_free_bytes: int = 0) -> tuple[int, float | None]:
+    """What is to be left free, in bytes, and the greatest age in seconds, as noted; if nothing was,
+    ``min_free_bytes``, and no age.
+    """
     try:
         noted = json.loads(catalog.note(LIMITS_NOTE) or b"{}")
         min_free, max_age = noted.get("min_free_bytes", min_free_bytes), noted.get("max_age_s")
         return int(min_free), None if max_age is None else float(max_age)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         return min_free_bytes, None
 
 
@@ -88,7 +92,7 @@ class StoreView:
         self.close()
 
 
-def look(path: Path, min_free_bytes: int, index: Index | None = None) -> StoreView:
+def look(path: Path, min_free_bytes: int = 0, index: Index | None = None) -> StoreView:
     """Look at the store in ``path`` without changing anything; ``index``: the one this process has
     open, if any.
 
@@ -96,7 +100,7 @@ def look(path: Path, min_free_bytes: int, index: Index | None = None) -> StoreVi
     """
     with looked_at(path, index) as (location, _, catalog):
         found = tuple(namespace_infos(catalog))
-        min_free_bytes, max_age_s = _noted_limits(catalog, min_free_bytes)
+        min_free_bytes, max_age_s = noted_limits(catalog, min_free_bytes)
         usage = usage_of(catalog, location, min_free_bytes, location.quota_bytes)
         is_open = SegmentState.OPEN
         writers = {row.owner_pid for _, row in catalog.segments() if row.state == is_open}
@@ -116,13 +120,30 @@ def look(path: Path, min_free_bytes: int, index: Index | None = None) -> StoreVi
 def looked_at(path: Path, index: Index | None) -> Iterator[tuple[Location, Index, Catalog]]:
     """A snapshot of the store in ``path``; as ``look``."""
     location = read_location(path)
-    own = Index(location.index, read_only=True) if index is None else index
+    own = _opened(location) if index is None else index
     try:
         with own.read() as catalog:
             yield location, own, catalog
     finally:
         if index is None:
             own.close()
+
+
+def _opened(location: Location) -> Index:
+    """The index, to be read only; never one that is damaged, as far as can be told: LMDB would
+    follow its pages anywhere.
+    """
+    try:
+        with alone_with(location.path) as alone:
+            if alone and not is_sound(location):
+                raise StoreIndexError(f"the index {location.index} is damaged")
+        return Index(location.index, read_only=True)
+    except StoreIndexError as error:
+        raise StoreIndexError(
+            f"{error}; to make it whole again, run: spillcache repair {location.path}"
+        ) from error
+    except OSError as error:
+        raise store_error(error, "the index was looked through") from error
 
 
 def namespace_infos(catalog: Catalog) -> list[NamespaceInfo]:

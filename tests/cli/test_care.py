@@ -136,3 +136,35 @@ def test_who_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("os.kill", refuse)
     assert care.is_alive(1)
+
+
+def damage(directory: Path, how: str) -> None:
+    data = directory / "index" / "data.mdb"
+    if how == "cut":
+        os.truncate(data, data.stat().st_size // 2)
+    elif how == "empty":
+        os.truncate(data, 0)
+    elif how == "noise":
+        data.write_bytes(b"\xff" * data.stat().st_size)
+    elif how == "no file":
+        data.unlink()
+    else:
+        data.unlink()
+        os.mkfifo(data)
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "noise", "no file", "pipe"])
+def test_a_damaged_index_kills_nobody(cli: Any, directory: Path, how: str) -> None:
+    """LMDB would: commands that only look say what to do, the others have it made anew."""
+    with BlockStore.open(config(directory)) as store:
+        put(store, RED, 5)
+    damage(directory, how)
+    for words in (["ls"], ["status"], ["gc", "-n"], ["purge", "--yes"], ["invalidate", "--undo"]):
+        name = [RED.id.hex()] if words[0] in ("purge", "invalidate") else []
+        ended = cli(words[0], str(directory), *name, *words[1:])
+        assert (ended.code, ended.out) == (1, "")
+        assert f"run: spillcache repair {directory}" in ended.err
+    ended = cli("verify", str(directory))
+    assert ended.code == 0
+    assert "5 objects read" in ended.out
+    assert cli("ls", str(directory)).code == 0

@@ -124,10 +124,12 @@ def test_an_index_in_use_and_one_that_can_not_be_told(
     def fails(*_: object) -> None:
         raise StoreIOError("the disk failed")
 
-    monkeypatch.setattr(BlockStore, "inspect", fails)
-    ended = cli("doctor", str(directory))
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockStore, "inspect", fails)
+        ended = cli("doctor", str(directory))
     assert ended.code == 1
     assert "the disk failed" in ended.out
+    assert "repair" not in ended.out
 
     def refuses(_: object) -> None:
         raise OSError(5, "Input/output error")
@@ -159,14 +161,10 @@ def test_hidden_namespaces_and_quarantine_are_told(cli: Any, directory: Path) ->
 
 
 def test_memory_is_not_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_directory, "filesystem_type", lambda *_: "tmpfs")
+    monkeypatch.setattr(doctor_directory, "filesystem_of", lambda _: "tmpfs")
     assert doctor_directory._filesystem(tmp_path).state == "note"
-    monkeypatch.setattr(Path, "read_text", _refuse)
+    monkeypatch.setattr(doctor_directory, "filesystem_of", lambda _: None)
     assert doctor_directory._filesystem(tmp_path).text == "not told by this system"
-
-
-def _refuse(*_: object, **__: object) -> str:
-    raise PermissionError(13, "Permission denied")
 
 
 def test_a_file_that_goes_meanwhile_is_nobodys(tmp_path: Path) -> None:

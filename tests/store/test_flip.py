@@ -15,7 +15,6 @@ from spillcache.state import Part
 from spillcache.store import index_sum
 from spillcache.store.block_store import BlockStore
 from spillcache.store.lmdb_pages import PageDamage, UnknownVersion, check_pages
-from spillcache.store.tenancy import MARK
 
 BENCH = Path(__file__).parents[2] / "bench" / "flip.py"
 WANTED = [o for seed in range(4) for o in objects(seed, 8, 5000, tuple(Part))]
@@ -59,7 +58,6 @@ def data_file(path: Path) -> Path:
 
 def as_if_killed(path: Path) -> None:
     (path / index_sum.INDEX_SUM).unlink()
-    (path / MARK).touch()
 
 
 def test_the_pages_of_a_healthy_index(filled):

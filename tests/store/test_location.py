@@ -13,24 +13,12 @@ from spillcache.errors import ConfigError, StoreFormatError, StoreIOError, Store
 from spillcache.store import location as module
 from spillcache.store.block_store import BlockStore
 from spillcache.store.location import (
-    alone_with,
     examine,
     existing,
-    filesystem_type,
     is_stale_temporary,
     open_location,
     read_location,
 )
-
-MOUNTS = """\
-22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
-30 22 0:26 / /mnt/share rw,relatime - nfs4 server:/export rw,vers=4.2
-31 22 0:27 / /mnt/share/local rw - tmpfs tmpfs rw
-32 22 0:28 / /mnt/with\\040space rw - fuse.sshfs host:/ rw
-33 22 0:29 / /mnt/twice rw - cifs //host/share rw
-34 22 0:30 / /mnt/twice rw - xfs /dev/vdb rw
-not a mount line
-"""
 
 
 def mode(path: Path) -> int:
@@ -201,27 +189,6 @@ def test_a_quota_under_the_minimum_is_refused(tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/home/me", "ext4"),
-        ("/mnt/share/cache", "nfs4"),
-        ("/mnt/share", "nfs4"),
-        ("/mnt/shared", "ext4"),
-        ("/mnt/share/local/x", "tmpfs"),
-        ("/mnt/with space/x", "fuse.sshfs"),
-        ("/mnt/twice", "xfs"),
-    ],
-)
-def test_filesystem_types(path, kind):
-    assert filesystem_type(Path(path), MOUNTS) == kind
-
-
-def test_no_mounts_are_no_reason_to_refuse(tmp_path):
-    assert filesystem_type(Path("/"), "") is None
-    open_location(tmp_path / "cache", None, mounts=tmp_path / "missing")
-
-
 @pytest.mark.parametrize("kind", ["nfs", "cifs", "fuse.sshfs", "9p", "ceph", "lustre"])
 def test_a_network_filesystem_is_refused(tmp_path, kind):
     mounts = tmp_path / "mountinfo"
@@ -260,17 +227,6 @@ def test_examining_finds_what_opening_would_and_changes_nothing(tmp_path, monkey
 def test_the_nearest_directory_that_exists(tmp_path):
     assert existing(tmp_path) == tmp_path
     assert existing(tmp_path / "a" / "b" / "c") == tmp_path
-
-
-def test_alone_or_not(tmp_path):
-    with BlockStore.open(config(tmp_path)), alone_with(tmp_path) as alone:
-        assert not alone
-    with alone_with(tmp_path) as alone:
-        assert alone
-        with alone_with(tmp_path) as second:
-            assert not second
-    with alone_with(tmp_path) as alone:
-        assert alone
 
 
 def test_only_old_temporary_files_are_left_behind(tmp_path):

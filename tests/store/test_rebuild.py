@@ -29,10 +29,9 @@ from spillcache.store import index_sum, probe
 from spillcache.store.block_store import BlockStore
 from spillcache.store.format import RecordClass, RecordHeader, SegmentHeader
 from spillcache.store.index import Index
-from spillcache.store.index_sum import Verdict
+from spillcache.store.index_sum import INDEX_SUM, Verdict
 from spillcache.store.probe import Health
 from spillcache.store.rows import object_key, pack_entry
-from spillcache.store.tenancy import MARK, Tenancy
 
 ALL = tuple(Part)
 
@@ -146,7 +145,6 @@ def test_a_damaged_index_is_set_aside_and_rebuilt(filled, how):
         else:
             file.seek(8192)
             file.write(random.Random(1).randbytes(size - 8192))
-    (path / MARK).touch()
     (path / "index.damaged").mkdir()
     (path / "index.damaged" / "data.mdb").write_text("an older one")
     check_filled(path, ours, theirs)
@@ -190,24 +188,20 @@ def test_an_index_that_can_not_be_opened_for_want_of_something_else_is_not_set_a
     check_filled(path, ours, theirs)
 
 
-def test_the_mark_tells_of_a_bad_end(tmp_path):
+def test_the_sum_is_there_when_the_last_one_has_closed_it(tmp_path):
     with BlockStore.open(config(tmp_path)):
-        assert (tmp_path / MARK).exists()
-    assert not (tmp_path / MARK).exists()
+        assert not (tmp_path / INDEX_SUM).exists()
+    assert (tmp_path / INDEX_SUM).exists()
     child = start("hold", tmp_path, 5, 1)
     lines_until(child, "5")
     with BlockStore.open(config(tmp_path)):
         pass
-    assert (tmp_path / MARK).exists(), "another process still has it open"
+    assert not (tmp_path / INDEX_SUM).exists(), "another process still has it open"
     kill(child)
-    tenancy = Tenancy(tmp_path)
-    assert tenancy.is_alone
-    assert tenancy.ended_badly
-    tenancy.share()
-    tenancy.end(well=False)
+    assert not (tmp_path / INDEX_SUM).exists()
     with BlockStore.open(config(tmp_path)) as store:
         check_all(store, objects(5, BLOCKS, SIZE, (Part.KV, Part.WINDOW)))
-    assert not (tmp_path / MARK).exists()
+    assert (tmp_path / INDEX_SUM).exists()
 
 
 def test_a_sound_index_is_found_sound(filled, tmp_path):
