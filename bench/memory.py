@@ -9,8 +9,9 @@ import argparse
 import json
 import sys
 import tempfile
-import threading
 from pathlib import Path
+
+from process import ResidentSize
 
 from spillcache.cli.bench_prompts import PromptMaker
 from spillcache.cli.bench_server import BenchServer
@@ -19,35 +20,6 @@ from spillcache.config import MIB, format_size
 from spillcache.errors import SpillcacheError
 
 OVERHEAD_BYTES = 400 * MIB
-_SAMPLE_S = 0.05
-
-
-class ResidentSize:
-    """Samples a process's resident size in a thread until ``stop``."""
-
-    def __init__(self, pid: int) -> None:
-        self._status = Path(f"/proc/{pid}/status")
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self.max_bytes = 0
-        self._thread.start()
-
-    def now_bytes(self) -> int:
-        for line in self._status.read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-        return 0  # a process that just ended has none
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._stopped.wait(_SAMPLE_S):
-            try:
-                self.max_bytes = max(self.max_bytes, self.now_bytes())
-            except OSError:
-                return
 
 
 def main() -> int:

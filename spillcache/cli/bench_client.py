@@ -24,12 +24,12 @@ class Answer:
     cached_tokens: int
     """``usage.prompt_tokens_details.cached_tokens``."""
     sources: dict[str, int]
-    """Prompt tokens by the tier that their state came from: live, ram, disk."""
+    """Prompt tokens by the tier that their state came from: live, ram, disk; only ours say so."""
     restored_bytes: int
 
 
 class BenchClient:
-    """Talks to one spillcache server; any thread, one request at a time."""
+    """Talks to one server, spillcache or llama-server; any thread, one request at a time."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
@@ -39,9 +39,10 @@ class BenchClient:
         """Status and parsed JSON of a GET; raises OSError when nobody listens."""
         return self._exchange("GET", path, None)
 
-    def tokenize(self, text: str) -> list[int]:
-        """The model's token ids of ``text``, without BOS."""
-        status, body = self._exchange("POST", "/tokenize", {"content": text, "add_special": False})
+    def tokenize(self, text: str, *, add_special: bool = False) -> list[int]:
+        """The model's token ids of ``text``; ``add_special``: with BOS."""
+        request = {"content": text, "add_special": add_special}
+        status, body = self._exchange("POST", "/tokenize", request)
         if status != http.client.OK:
             raise BenchError(f"/tokenize answered {status}: {body}")
         return [int(token) for token in body["tokens"]]
@@ -116,6 +117,6 @@ def _read_answer(response: http.client.HTTPResponse, began: float) -> Answer:
         tokens=tuple(tokens),
         text="".join(text),
         cached_tokens=int(usage["prompt_tokens_details"]["cached_tokens"]),
-        sources={str(tier): int(count) for tier, count in timings["cache"].items()},
-        restored_bytes=int(timings["restored_bytes"]),
+        sources={str(tier): int(count) for tier, count in timings.get("cache", {}).items()},
+        restored_bytes=int(timings.get("restored_bytes", 0)),
     )

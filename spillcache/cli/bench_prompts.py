@@ -33,7 +33,7 @@ class PromptMaker:
         text = marker + "."
         while len(tokens := self._tokenize(text)) < length:
             missing = max(64, length - len(tokens))
-            text += _sentences(random.Random(f"{marker} {len(text)}"), missing)  # noqa: S311 — not a secret
+            text += sentences(random.Random(f"{marker} {len(text)}"), missing)  # noqa: S311 — not a secret
         return tokens[:length]
 
     def _next_marker(self) -> str:
@@ -45,7 +45,7 @@ class PromptMaker:
         raise BenchError(f"no more than {len(self._used)} different prompts can be made")
 
 
-def _sentences(source: random.Random, words: int) -> str:
+def sentences(source: random.Random, words: int) -> str:
     out: list[str] = []
     vocabulary = _WORDS.split()
     while words > 0:

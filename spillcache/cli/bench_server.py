@@ -33,16 +33,18 @@ class BenchServer:
 
     def __enter__(self) -> Self:
         self.port = _free_port()
-        command = [sys.executable, "-m", "spillcache", "serve", *self._flags]
-        command += ["--host", HOST, "--port", str(self.port)]
         try:
             with open(self._log, "ab") as log:
-                self._process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 — ours
+                self._process = subprocess.Popen(self._command(), stdout=log, stderr=log)  # noqa: S603 — ours
             self._wait_ready()
         except BaseException:
             self._kill()
             raise
         return self
+
+    def _command(self) -> list[str]:
+        command = [sys.executable, "-m", "spillcache", "serve", *self._flags]
+        return [*command, "--host", HOST, "--port", str(self.port)]
 
     def __exit__(
         self,
@@ -79,6 +81,11 @@ class BenchServer:
             raise BenchError(f"the server did not stop within {_STOP_S:.0f} s") from error
         if code != 0:
             raise BenchError(f"the server stopped with code {code}: {self._last_words()}")
+
+    def kill(self) -> None:
+        """SIGKILL, as the kernel does when memory is out; waits until it is gone."""
+        self._running().kill()
+        self._running().wait()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:

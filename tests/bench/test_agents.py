@@ -1,0 +1,60 @@
+"""The bench of agents: its report, and a small run of it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from agents import Asked, Run, State, _passed, report_of
+
+from spillcache.cli.bench_client import Answer
+
+BENCH = Path(__file__).parents[2] / "bench" / "agents.py"
+
+
+def answer(tokens: tuple[int, ...], disk: int = 0) -> Answer:
+    return Answer(1.0, 2.0, tokens, "", disk, {"live": 0, "ram": 0, "disk": disk}, 0)
+
+
+def report(*, reused: int = 64, last: tuple[int, ...] = (7, 8), written: int = 1100) -> dict:
+    before = Asked("a", [1] * 100, answer((5, 6)), 0, 0)
+    after = Asked("a", [1] * 120, answer((7, 8), reused), 64, 100)
+    state = State(1200, 1000, 3300, blocks=2, missing_blocks=0)
+    live = {"a": [answer((5, 6)), answer(last)]}
+    return report_of(Run([before], [after], written), state, live)
+
+
+def test_the_report_compares_with_what_could_be():
+    good = report()
+    assert _passed(good)
+    assert (good["reused_share"], good["written_ratio"], good["snapshot_ratio"]) == (1.0, 1.1, 3.0)
+    assert good["after_restart"]["by_tier"] == {"live": 0, "ram": 0, "disk": 64}
+    assert good["after_restart"]["unlimited_by_token"] == 100
+    assert (good["requests"], good["same_answers"], good["different"]) == (2, 2, [])
+
+
+def test_each_bar_can_be_missed():
+    assert not _passed(report(reused=60))
+    assert not _passed(report(written=1201))
+    other = report(last=(7, 9))
+    assert other["different"] == ["a, turn 2"]
+    assert not _passed(other)
+
+
+def test_the_slot_holds_all_but_the_last_token_of_an_answer():
+    assert Asked("a", [1, 2], answer((3, 4)), 0, 0).held == [1, 2, 3]
+
+
+def test_a_small_run(tmp_path, gguf_model):
+    command = [sys.executable, str(BENCH), "-m", str(gguf_model("gemma3")), "--words", "60"]
+    command += ["--conversations", "2", "--turns", "2", "--answer-tokens", "4"]
+    command += ["--directory", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["bench"], found["requests"]) == ("agents", 4), done.stderr
+    assert found["different"] == []
+    assert found["after_restart"]["reused"] == found["after_restart"]["unlimited_by_block"] > 0
+    assert found["after_restart"]["by_tier"]["disk"] > 0
+    assert found["missing_blocks"] == 0
+    assert 0 < found["unique_state_bytes"] < found["written_bytes"]
+    assert list(tmp_path.iterdir()) == []
