@@ -35,6 +35,9 @@ lint: .venv/stamp-dev ## Check style and types
 bench: .venv/stamp-dev ## Run the benchmarks of docs/benchmarks.md (minutes)
 	@mkdir -p out
 	$(PY) -m spillcache bench restart -m "$(MODEL)" --prompt-tokens "$(TOKENS)" --plot out/restart.png
+	$(PY) bench/agents.py -m "$(MODEL)"
+	$(PY) bench/peers.py -m "$(MODEL)"
+	$(PY) bench/soak.py --minutes 10
 	$(PY) bench/memory.py -m "$(MODEL)"
 	$(PY) bench/quota.py --writers 4 --quota 256MiB --seconds 30
 	$(PY) bench/lookup.py

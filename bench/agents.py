@@ -25,7 +25,7 @@ from process import written_bytes
 from spillcache.cache.policy import needed
 from spillcache.chain import BlockHash, Chain
 from spillcache.cli.bench_client import Answer
-from spillcache.cli.bench_report import machine_facts
+from spillcache.cli.bench_report import machine_facts, tell
 from spillcache.cli.bench_server import BenchServer, drop_page_cache
 from spillcache.cli.model_path import find_model
 from spillcache.config import EngineConfig, StoreConfig, format_size
@@ -134,7 +134,7 @@ class Harness:
                     last = prompt + list(answers[-1].tokens)
                 server.stop()
             out[conversation.name] = answers
-            _tell(f"live: {conversation.name}, {len(answers)} turns")
+            tell(f"live: {conversation.name}, {len(answers)} turns")
         return out
 
 
@@ -257,14 +257,10 @@ def print_report(report: dict[str, Any]) -> None:
 def _tell_asked(asked: Asked, number: int, of: int) -> None:
     answer = asked.answer
     sources = ", ".join(f"{count} {tier}" for tier, count in answer.sources.items() if count)
-    _tell(
+    tell(
         f"{number} of {of}: {asked.conversation}, {len(asked.prompt)} tokens, "
         f"{answer.ttft_ms:.0f} ms, {sources or 'cold'}, possible {asked.by_block}"
     )
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> int:

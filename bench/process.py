@@ -37,6 +37,11 @@ def resident_bytes(pid: int) -> int:
     return 1024 * _status(pid, "VmRSS")
 
 
+def anonymous_bytes(pid: int) -> int:
+    """Of the resident size, what is no file: mapped models and indexes are not a process's own."""
+    return 1024 * _status(pid, "RssAnon")
+
+
 def threads(pid: int) -> int:
     return _status(pid, "Threads")
 

@@ -96,6 +96,7 @@ class PrefixCache:
         if store is not None:
             capacity = max(capacity, STAGING_BYTES)
         self._ram = RamTier(capacity)
+        self._pinned_blocks = 0
         self._metrics.ram_bytes.set_function(lambda: float(self._ram.used_bytes))
         self._breaker = Breaker()
         # Evicted blocks that wait for the disk live beside the others, within the same bound.
@@ -181,10 +182,12 @@ class PrefixCache:
         block = self._ram.get(block_hash)
         if block is not None:
             block.pins += 1
+            self._pinned_blocks += 1
         return block
 
     def _unpin(self, block: RamBlock) -> None:
         block.pins -= 1
+        self._pinned_blocks -= 1
         if self._spiller is not None:
             self._spiller.free(block)  # it may have reached the disk meanwhile
 
@@ -394,13 +397,16 @@ class PrefixCache:
             self._breaker.hangs(StoreIOError(trouble.text), trouble.direction)
 
     def status(self) -> dict[str, object]:
-        """Bytes and blocks of the RAM tier, for ``/health``."""
+        """Bytes and blocks of the RAM tier, and how many of them matches hold on to, for
+        ``/health``.
+        """
         with self._lock:
             return {
                 "blocks": len(self._ram),
                 "bytes": self._ram.used_bytes,
                 "capacity_bytes": self._ram.capacity_bytes,
                 "unsaved_blocks": self._ram.dirty,
+                "pinned_blocks": self._pinned_blocks,
             }
 
     def failed(self, error: SpillcacheError) -> None:

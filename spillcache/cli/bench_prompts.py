@@ -46,6 +46,7 @@ class PromptMaker:
 
 
 def sentences(source: random.Random, words: int) -> str:
+    """About ``words`` words in sentences that mean nothing, each after a space."""
     out: list[str] = []
     vocabulary = _WORDS.split()
     while words > 0:

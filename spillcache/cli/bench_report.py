@@ -46,6 +46,11 @@ def print_table(
     print(_LEGEND.format(page_cache=page_cache, repeat=repeat, answer_tokens=answer_tokens))
 
 
+def tell(line: str) -> None:
+    """A line of progress, on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def format_ms(ms: float) -> str:
     """``"138.4 ms"``, and seconds from one second on: ``"23.66 s"``."""
     return f"{ms / 1e3:.2f} s" if ms >= 999.95 else f"{ms:.1f} ms"

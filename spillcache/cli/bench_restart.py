@@ -7,7 +7,6 @@ page cache, a new one starts and answers the prompt again.
 import json
 import signal
 import statistics
-import sys
 import tempfile
 import threading
 import uuid
@@ -23,7 +22,7 @@ import typer
 from spillcache.cli.bench_client import Answer
 from spillcache.cli.bench_plot import can_plot, plot_restart
 from spillcache.cli.bench_prompts import PromptMaker
-from spillcache.cli.bench_report import machine_facts, print_table, small_print
+from spillcache.cli.bench_report import machine_facts, print_table, small_print, tell
 from spillcache.cli.bench_server import BenchServer, drop_page_cache
 from spillcache.cli.gguf_header import trained_tokens
 from spillcache.cli.model_path import find_model
@@ -207,7 +206,7 @@ def _first_life(server: BenchServer, out: Measured, repeat: int) -> list[int]:
     for _ in range(repeat):
         _ask(server, out, "live", repeat, prompt)
         if len(out.ram) == 0:
-            _tell(f"{out.prompt_tokens} tokens: another prompt takes the slot …")
+            tell(f"{out.prompt_tokens} tokens: another prompt takes the slot …")
         client.complete(other, 1)
         _ask(server, out, "ram", repeat, prompt)
     return prompt
@@ -222,14 +221,10 @@ def _ask(server: BenchServer, out: Measured, phase: str, of: int, prompt: list[i
     """One measurement: what it will be, then what it was, on stderr."""
     answers: list[Answer] = getattr(out, phase)
     what = f"{out.prompt_tokens} tokens, {phase}"
-    _tell(f"{what}: measuring, {len(answers) + 1} of {of} …")
+    tell(f"{what}: measuring, {len(answers) + 1} of {of} …")
     answer = server.client.complete(prompt, ANSWER_TOKENS)
     answers.append(answer)
-    _tell(f"{what}: {answer.ttft_ms:.1f} ms to the first token, {answer.cached_tokens} reused")
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    tell(f"{what}: {answer.ttft_ms:.1f} ms to the first token, {answer.cached_tokens} reused")
 
 
 def _reads(server: BenchServer) -> str:

@@ -248,7 +248,8 @@ class Service:
         disk: dict[str, object] = {"on": False, "reason": self._cache_off or "no --cache-disk"}
         if cache is not None and self._store is not None:
             disk = {"on": not cache.disk_reason, "reason": cache.disk_reason}
-            disk |= {"reads": self._store.describe()["reads"]}
+            store = self._store.describe()
+            disk |= {name: store[name] for name in ("reads", "pinned_blocks")}
         ram: dict[str, object] = {"on": cache is not None, "reason": self._cache_off}
         if cache is not None:
             ram |= cache.status()

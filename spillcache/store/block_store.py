@@ -355,6 +355,7 @@ class BlockStore:
             "quota_bytes": store.room.limits.quota_bytes,
             "min_free_bytes": store.room.limits.min_free_bytes,
             "codec": store.writer.codec,
+            "pinned_blocks": len(store.pins),
             "key_id": "" if store.cipher is None else store.cipher.key_id.hex(),
         }
 

@@ -38,6 +38,9 @@ class Pins:
                 if not self._counts[key]:
                     del self._counts[key]
 
+    def __len__(self) -> int:
+        return len(self._counts)
+
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._counts
 

@@ -25,6 +25,6 @@ def test_the_most_memory_is_seen_until_it_is_stopped():
 
 def test_what_an_ended_child_wrote_is_counted(tmp_path):
     before = written_bytes()
-    script = "import os, sys; f = open(sys.argv[1], 'wb'); f.write(bytes(1 << 20)); f.flush(); os.fsync(f)"
+    script = "import os, sys; f = open(sys.argv[1], 'wb', 0); f.write(bytes(1 << 20)); os.fsync(f)"
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "f")], check=True)
     assert 1 << 20 <= written_bytes() - before < 2 << 20

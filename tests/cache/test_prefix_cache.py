@@ -309,7 +309,10 @@ def test_what_a_match_does_not_use_is_not_pinned(open_cache: OpenCache) -> None:
     with cache._lock:
         pins = [b.pins for h in c.hashes if (b := cache._ram.get(h)) is not None]
     assert pins == [1, 0, 0]
+    assert cache.status()["pinned_blocks"] == 1
     match.release()
+    match.release()
+    assert cache.status()["pinned_blocks"] == 0
 
 
 def test_a_match_pins_what_is_on_disk_too(store: WatchedStore, open_cache: OpenCache) -> None:
@@ -323,8 +326,10 @@ def test_a_match_pins_what_is_on_disk_too(store: WatchedStore, open_cache: OpenC
     one.release()
     one.release()
     assert [NS.id + h in pins for h in c.hashes] == [False, True, True]
+    assert store.describe()["pinned_blocks"] == 2
     two.release()
     assert not any(NS.id + h in pins for h in c.hashes)
+    assert store.describe()["pinned_blocks"] == 0
 
 
 # In.
@@ -741,6 +746,7 @@ def test_the_default_settings_open(tmp_path: Path) -> None:
         "bytes": 0,
         "capacity_bytes": MIB,
         "unsaved_blocks": 0,
+        "pinned_blocks": 0,
     }
     cache.close()
 
