@@ -103,6 +103,11 @@ class RestoreStream:
         return max(0.0, time.monotonic() - self._closed_at) if lingers else 0.0
 
     @property
+    def reads_disk(self) -> bool:
+        """Whether anything of it lies on disk."""
+        return self._reader is not None
+
+    @property
     def done(self) -> bool:
         """Whether every block was taken."""
         return self._next == len(self._steps)

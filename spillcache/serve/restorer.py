@@ -7,17 +7,23 @@ import time
 
 from spillcache.cache.prefix_cache import Match, PrefixCache
 from spillcache.chain import Chain
+from spillcache.config import KIB
 from spillcache.engine.base import Engine
 from spillcache.errors import EngineError, SpillcacheError, StateRejected, StoreError, StoreIOError
 from spillcache.serve.job import Tier
+from spillcache.serve.pace import RestorePace
 from spillcache.serve.slots import Restore
 
 log = logging.getLogger("spillcache.serve")
 
 SLICE_S = 0.01
-"""How long one slice may import while other slots have work."""
+"""Where nothing else is to be done, so long a slice imports, or waits for a block."""
 LATE_S = 10.0
 """A block that does not come for this long ends the restore."""
+SLOWEST_BYTES_PER_S = 256 * KIB
+"""A restore that takes longer than LATE_S and what its bytes take at this speed is ended, too,
+though each of its blocks was in time.
+"""
 ATTEMPTS = 3
 """The first and two more without what failed; then cold."""
 
@@ -42,19 +48,37 @@ class Restorer:
 
     def _open(self, match: Match) -> Restore:
         now = time.monotonic()
-        return Restore(match, self._cache.restore(match), now, now)
+        return Restore(match, self._cache.restore(match), now, now, _deadline(match, now))
 
-    def advance(self, sequence: int, restore: Restore, *, wait: bool) -> bool:
+    def take_up(self, ahead: Restore, chain: Chain, live: int) -> Restore | None:
+        """As ``begin``, for a prompt whose restore was begun while it waited for its slot: goes on
+        with that, unless there is something better by now.
+        """
+        match = self._cache.match(chain)
+        size = self._engine.geometry.block_tokens
+        if match.blocks > ahead.match.blocks or ahead.match.blocks * size <= live:
+            match.release()
+            ahead.close()
+            return self.begin(chain, live)
+        match.release()
+        ahead.started = ahead.last_block = now = time.monotonic()
+        ahead.deadline = _deadline(ahead.match, now)
+        return ahead
+
+    def advance(self, sequence: int, restore: Restore, pace: RestorePace | None) -> bool:
         """Import what is there; True when the restore is over, complete or given up (then cold).
 
-        ``wait``: nothing else is to be done, so wait for blocks rather than return at once.
+        ``pace`` says how much, so that others keep theirs. None: nothing else is to be done, so
+        wait for blocks rather than return at once.
         """
         until = time.monotonic() + SLICE_S
         try:
             while not restore.stream.done:
-                if not self._import_one(sequence, restore, SLICE_S if wait else 0.0):
+                if pace is None and time.monotonic() >= until:
                     return False
-                if time.monotonic() >= until and not restore.stream.done:
+                if pace is not None and not pace.allows():
+                    return False
+                if not self._import_one(sequence, restore, pace):
                     return False
             if not self._engine.restored(sequence):
                 raise StateRejected("the engine misses a part of the restored state")
@@ -64,14 +88,11 @@ class Restorer:
         self._cache.restored(restore.match)
         return True
 
-    def _import_one(self, sequence: int, restore: Restore, timeout_s: float) -> bool:
-        block = restore.stream.take(timeout_s)
+    def _import_one(self, sequence: int, restore: Restore, pace: RestorePace | None) -> bool:
+        block = restore.stream.take(SLICE_S if pace is None else 0.0)
         now = time.monotonic()
         if block is None:
-            if now - restore.last_block > LATE_S:
-                late = StoreIOError(f"no block came from disk for {LATE_S:.0f} s")
-                self._cache.failed(late)
-                raise late
+            self._check_late(restore, now)
             return False
         try:
             self._engine.import_(sequence, block.index, block.state)
@@ -80,7 +101,21 @@ class Restorer:
             block.release()
         restore.last_block = now
         restore.blocks += 1
+        if pace is not None:
+            pace.took(time.monotonic() - now)
         return True
+
+    def _check_late(self, restore: Restore, now: float) -> None:
+        """Raise StoreIOError when the disk is too slow; what lies there is then not tried again."""
+        if now - restore.last_block > LATE_S:
+            late = StoreIOError(f"no block came from disk for {LATE_S:.0f} s")
+        elif now > restore.deadline:
+            late = StoreIOError("the disk is too slow for this restore")
+        else:
+            return
+        restore.failed.update(step.hash for step in restore.match.steps if step.disk)
+        self._cache.failed(late)
+        raise late
 
     def _failed(self, sequence: int, restore: Restore, error: SpillcacheError) -> bool:
         """Clear, match again without the block that failed, at most twice; then cold."""
@@ -99,10 +134,17 @@ class Restorer:
             return True
         restore.attempts += 1
         restore.match, restore.stream = match, self._cache.restore(match)
-        restore.last_block = time.monotonic()
+        restore.last_block = now = time.monotonic()
+        restore.deadline = _deadline(match, now)
         return False
 
     def tokens_by_tier(self, restore: Restore) -> dict[Tier, int]:
         """Restored tokens by the tier that they came from; empty when it was given up."""
         size = self._engine.geometry.block_tokens
         return {tier: n * size for tier, n in restore.match.blocks_by_source().items()}
+
+
+def _deadline(match: Match, now: float) -> float:
+    """When a restore of ``match`` that begins ``now`` is to be over."""
+    size = sum(entry.raw_bytes for step in match.steps for entry in step.disk.values())
+    return now + LATE_S + size / SLOWEST_BYTES_PER_S

@@ -1,10 +1,10 @@
 """The engine's one thread: admission, restores in slices, chunked prefill, continuous batching over
 the slots.
 
-Every step gives each kind of work its turn: new requests take idle slots; a restoring slot imports
-for a few milliseconds; one prefilling slot computes one call; all answering slots compute one token
-in one call. Prefill calls hold whole blocks of one prompt only (prompt_plan), so that a prompt's
-bits do not depend on its neighbours' lengths.
+Every step gives each kind of work its turn: new requests take idle slots; restoring slots import
+for a few milliseconds; one prefilling slot computes one call, if it is its turn (pace); all
+answering slots compute one token in one call. Prefill calls hold whole blocks of one prompt only
+(prompt_plan), so that a prompt's bits do not depend on its neighbours' lengths.
 """
 
 import logging
@@ -39,15 +39,14 @@ from spillcache.serve.job import (
     Ticket,
 )
 from spillcache.serve.keeper import Keeper
+from spillcache.serve.pace import PrefillPace, RestorePace
 from spillcache.serve.prompt_plan import gives_logits, next_stop, takes_boundary
+from spillcache.serve.read_ahead import ReadAhead
 from spillcache.serve.restorer import Restorer
-from spillcache.serve.slot_choice import Choice, choose
-from spillcache.serve.slots import Job, Phase, Slot
+from spillcache.serve.slot_choice import Choice, choose, usable_live
+from spillcache.serve.slots import Job, Phase, Restore, Slot
 
 log = logging.getLogger("spillcache.serve")
-
-BUSY_CALL_TOKENS = 128
-"""A prefill call while other slots answer: short, so that they keep their pace."""
 
 
 class Scheduler:
@@ -65,6 +64,9 @@ class Scheduler:
         self._namespace = Namespace.of({"provisional": True})
         self._restorer: Restorer | None = None
         self._keeper: Keeper | None = None
+        self._ahead = ReadAhead()
+        self._restore_pace = RestorePace()
+        self._prefill_pace = PrefillPace()
         self._attaching: Callable[[], None] | None = None
         self._stopping = False
         self._deadline = 0.0
@@ -81,6 +83,7 @@ class Scheduler:
         """
 
         def attach() -> None:
+            self._ahead.close()
             for slot in self._slots:
                 if slot.job is None:
                     self._forget(slot)
@@ -162,6 +165,7 @@ class Scheduler:
             except Exception as error:  # a bug fails the requests at hand, not the server
                 log.exception("the scheduler met a bug; running requests fail, the server goes on")
                 self._fail_running(EngineError(f"internal error: {type(error).__name__}"))
+        self._ahead.close()
         stopped = NotReady("the server stopped before the answer was complete")
         self._fail_running(stopped)
         self._fail_queued(stopped)
@@ -172,10 +176,12 @@ class Scheduler:
     def _step(self) -> None:
         self._drop_cancelled()
         self._admit()
-        for slot in self._in(Phase.RESTORE):
-            self._restore_slice(slot)
+        self._read_ahead()
+        self._restore_all()
+        started = time.monotonic()
         self._prefill_one()
         self._decode_all()
+        self._restore_pace.others_took(time.monotonic() - started)
 
     def _in(self, phase: Phase) -> list[Slot]:
         return [slot for slot in self._slots if slot.phase is phase]
@@ -197,6 +203,10 @@ class Scheduler:
     def _drop(self, job: Job) -> None:
         job.close()
         self._metrics.requests.labels("cancelled").inc()
+
+    def _head(self) -> Job | None:
+        with self._wake:
+            return self._queue[0] if self._queue else None
 
     def _next_job(self) -> Job | None:
         with self._wake:
@@ -236,8 +246,7 @@ class Scheduler:
 
     def _next_fits(self) -> bool:
         """Whether the next prompt, and a block's growth of every answer, fit beside what runs."""
-        with self._wake:
-            job = self._queue[0] if self._queue else None
+        job = self._head()
         chains = [slot.chain for slot in self._slots if slot.job is not None and slot.chain]
         if job is None or not chains:
             return True
@@ -246,6 +255,22 @@ class Scheduler:
         tokens = len(job.request.tokens) + len(job.answer)
         return held + tokens + growth <= self._engine.limits.context_tokens
 
+    def _read_ahead(self) -> None:
+        """While the next request waits, read what it will need from disk."""
+        job = self._head()
+        if self._ahead.knows(job):
+            return
+        if job is None or self._restorer is None or not job.request.cache_prompt:
+            self._ahead.close()
+            return
+        chain = self._chain(job)
+        live = max(usable_live(slot, chain, self._engine) for slot in self._slots)
+        self._ahead.begin(job, chain, live, self._restorer)
+
+    def _chain(self, job: Job) -> Chain:
+        size = self._engine.geometry.block_tokens
+        return Chain(self._namespace, size, job.tokens, job.request.salt)
+
     def _begin(self, job: Job) -> None:
         """Give ``job`` a slot: live, forked from another slot, restored, or cold, whichever saves
         most.
@@ -253,10 +278,9 @@ class Scheduler:
         job.started = job.started or time.monotonic()
         job.ticket.started = True
         engine, reuse = self._engine, job.request.cache_prompt
-        size = engine.geometry.block_tokens
-        chain = Chain(self._namespace, size, job.tokens, job.request.salt)
+        chain = self._chain(job)
         choice = choose(self._slots, chain, engine, reuse=reuse)
-        restore = self._restorer.begin(chain, choice.live) if reuse and self._restorer else None
+        restore = self._begin_restore(job, chain, choice.live) if reuse else None
         slot, live = (choice.oldest, 0) if restore is not None else (choice.slot, choice.live)
         if restore is not None:
             engine.clear(slot.index)
@@ -269,6 +293,14 @@ class Scheduler:
         self._reserve(slot, len(chain))
         if restore is None and not job.answer:
             job.count_cached({"live": live})
+
+    def _begin_restore(self, job: Job, chain: Chain, live: int) -> Restore | None:
+        if self._restorer is None:
+            return None
+        ahead = self._ahead.take(job)
+        if ahead is not None:
+            return self._restorer.take_up(ahead, chain, live)
+        return self._restorer.begin(chain, live)
 
     def _take_live(self, choice: Choice) -> bool:
         """Truncate or fork; False, and an empty sequence, when that can't be done."""
@@ -299,12 +331,19 @@ class Scheduler:
 
     # Restore.
 
-    def _restore_slice(self, slot: Slot) -> None:
+    def _restore_all(self) -> None:
+        restoring = self._in(Phase.RESTORE)
+        alone = not self._in(Phase.PREFILL) and not self._in(Phase.DECODE)
+        pace = None if alone else self._restore_pace
+        # Who waited longest comes first, for the first may use up what all of them have.
+        for slot in sorted(restoring, key=lambda s: s.restore.last_block if s.restore else 0.0):
+            self._restore_slice(slot, pace)
+
+    def _restore_slice(self, slot: Slot, pace: RestorePace | None) -> None:
         restore, job = slot.restore, slot.job
         if restore is None or job is None or self._restorer is None:
             return
-        wait = not self._in(Phase.PREFILL) and not self._in(Phase.DECODE)
-        if not self._restorer.advance(slot.index, restore, wait=wait):
+        if not self._restorer.advance(slot.index, restore, pace):
             return
         slot.restore, slot.phase = None, Phase.PREFILL
         if job.answer:  # taken up again after it gave way: what is reused is not the prompt's
@@ -317,7 +356,7 @@ class Scheduler:
 
     def _prefill_one(self) -> None:
         waiting = self._in(Phase.PREFILL)
-        if not waiting:
+        if not waiting or not self._prefill_pace.is_due():
             return
         self._turn += 1
         slot = waiting[self._turn % len(waiting)]
@@ -330,6 +369,7 @@ class Scheduler:
         start = self._engine.length(slot.index)
         stop = next_stop(start, total, self._call_tokens(), geometry)
         last = gives_logits(start, stop, total, geometry)
+        began = time.monotonic()
         if not self._decode([Chunk(slot.index, chain.tokens[start:stop], logits=last)], [slot]):
             return
         if self._keeper is not None:
@@ -337,6 +377,7 @@ class Scheduler:
             done = stop if last or stop < total else stop - geometry.block_tokens
             boundary = takes_boundary(stop, total, geometry)
             self._keeper.keep(slot, start, done, boundary=boundary)
+        self._prefill_pace.took(time.monotonic() - began, stop - start)
         if last:
             self._prompt_done(slot)
 
@@ -354,7 +395,7 @@ class Scheduler:
         most = self._engine.limits.call_tokens
         if not self._in(Phase.DECODE):
             return most
-        return min(most, max(BUSY_CALL_TOKENS, self._engine.geometry.block_tokens))
+        return self._prefill_pace.call_tokens(most, self._engine.geometry.block_tokens)
 
     def _prompt_done(self, slot: Slot) -> None:
         job = slot.job
@@ -378,6 +419,7 @@ class Scheduler:
 
     def _decode_all(self) -> None:
         slots = [s for s in self._in(Phase.DECODE) if s.job is not None and s.job.answer]
+        began = time.monotonic()
         chunks = []
         for slot in slots:
             if slot.chain is None or slot.job is None:
@@ -386,7 +428,10 @@ class Scheduler:
             if len(slot.chain) == held:
                 slot.chain.extend([slot.job.answer[-1]])
             chunks.append(Chunk(slot.index, slot.chain.tokens[held : held + 1], logits=True))
-        if not chunks or not self._decode(chunks, slots):
+        if not chunks:
+            self._prefill_pace.answers_took(0.0)
+            return
+        if not self._decode(chunks, slots):
             return
         for slot in slots:
             if self._keeper is not None:
@@ -394,6 +439,7 @@ class Scheduler:
                 self._keeper.keep(slot, stop - 1, stop, boundary=True)
             if slot.job is not None:
                 self._sample(slot, slot.job)
+        self._prefill_pace.answers_took(time.monotonic() - began)
 
     def _sample(self, slot: Slot, job: Job) -> None:
         """Choose the next token, tell the client, and see whether the answer is complete."""

@@ -99,6 +99,7 @@ class Restore:
     stream: RestoreStream
     started: float
     last_block: float
+    deadline: float
     failed: set[BlockHash] = field(default_factory=set)
     attempts: int = 1
     blocks: int = 0
