@@ -34,6 +34,7 @@ from spillcache.store.block_store import StoreObject
 
 BARS = {"decode_ratio": 0.97, "p99_ratio_restore": 1.5, "p99_ratio_spill": 1.5}
 PARTS = ("decode", "restore", "spill", "prefill")
+Span = tuple[float, float]
 _PROMPT_TOKENS = 128
 _SOON_S = 1.0
 """How soon the rig with tiers spills, so that it does so during its own runs."""
@@ -173,7 +174,7 @@ def _alternate(
 ) -> Runs:
     """Quiet and busy answers in turn, until both have enough pauses; each answer is a run.
 
-    Of a busy answer the pauses count that overlap ``work``, but not those in ``prepare``.
+    Of a busy answer the pauses count that overlap ``work``, but not ``prepare``.
     """
     runs, seed = Runs(), iter(range(1 << 20, 1 << 30))
     while sum(map(len, runs.busy)) < args.tokens or len(runs.busy) < 2:
@@ -182,8 +183,12 @@ def _alternate(
         runs.quiet.append([gap.ms for gap in rig.gaps(quiet)])
         prepare()
         busy = rig.submit(random_tokens(_PROMPT_TOKENS, next(seed)), args.answer_tokens)
-        spans = _work_during(busy, work, prepare)
-        gaps = [gap for gap in rig.gaps(busy) if _overlaps(gap, spans) and counts(gap)]
+        spans, others = _work_during(busy, work, prepare)
+        gaps = [
+            gap
+            for gap in rig.gaps(busy)
+            if _overlaps(gap, spans) and not _overlaps(gap, others) and counts(gap)
+        ]
         runs.busy.append([gap.ms for gap in gaps])
         runs.times += len(spans)
         runs.seconds += sum(end - start for start, end in spans)
@@ -194,25 +199,29 @@ def _alternate(
 
 def _work_during(
     answer: Answer, work: Callable[[], None], prepare: Callable[[], None]
-) -> list[tuple[float, float]]:
-    """Do ``work`` again and again until the answer is complete: when that was."""
+) -> tuple[list[Span], list[Span]]:
+    """Do ``work`` again and again until the answer is complete: when that was, and ``prepare``."""
     ended = threading.Event()
     waiter = threading.Thread(target=lambda: (answer.wait(), ended.set()))
     waiter.start()
     while len(answer.times) < 2 and not ended.is_set():
         time.sleep(0.002)
-    spans = []
+    spans, others = [], []
     while not ended.is_set():
-        start = time.perf_counter()
-        work()
-        spans.append((start, time.perf_counter()))
+        spans.append(_span(work))
         if not ended.is_set():
-            prepare()
+            others.append(_span(prepare))
     waiter.join()
-    return spans
+    return spans, others
 
 
-def _overlaps(gap: Gap, spans: list[tuple[float, float]]) -> bool:
+def _span(work: Callable[[], None]) -> Span:
+    start = time.perf_counter()
+    work()
+    return start, time.perf_counter()
+
+
+def _overlaps(gap: Gap, spans: list[Span]) -> bool:
     return any(start < gap.end and gap.start < end for start, end in spans)
 
 

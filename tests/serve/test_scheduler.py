@@ -1,5 +1,6 @@
 """The scheduler over the real engine and tiers, on tiny models."""
 
+import itertools
 import queue
 import threading
 import time
@@ -364,6 +365,92 @@ def test_a_restore_whose_blocks_do_not_come_is_given_up(
         warm = stack.answer(prompt(640), 16)
         assert warm.cached.get("disk", 0) <= 3 * 64
     assert np.array_equal(warm.logits, cold.logits)
+
+
+def test_a_disk_that_hangs_is_not_asked_again_for_this_prompt(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Stack(gguf_model("llama"), tmp_path / "d") as stack:
+        cold = stack.answer(prompt(640), 8)
+    monkeypatch.setattr(restorer, "LATE_S", 0.1)
+    with Stack(gguf_model("llama"), tmp_path / "d") as stack:
+        assert stack.store is not None
+        read, go, streams = stack.store.read, threading.Event(), list[int]()
+
+        def hangs(entries: Any, stop: Callable[[], bool], memory_bytes: int) -> Any:
+            streams.append(1)
+            payloads = read(entries, stop, memory_bytes)
+            yield next(payloads)
+            go.wait(30)  # whatever it is told, as a read that hangs
+            yield from payloads
+
+        monkeypatch.setattr(stack.store, "read", hangs)
+        warm = stack.answer(prompt(640), 8)
+        assert warm.cached == {}
+        assert len(streams) == 1
+        assert stack.store._opened is not None
+        assert stack.store._opened.pins._counts, "a read goes on in what they protect"
+        go.set()
+        wait_for(lambda: not stack.store._opened.pins._counts)
+    assert np.array_equal(warm.logits, cold.logits)
+
+
+def test_a_restore_whose_blocks_trickle_is_given_up(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each block is in time, all of them together are not."""
+    with Stack(gguf_model("llama"), tmp_path / "d") as stack:
+        cold = stack.answer(prompt(640), 8)
+    monkeypatch.setattr(restorer, "LATE_S", 1.0)
+    monkeypatch.setattr(restorer, "SLOWEST_BYTES_PER_S", 1e12)
+    with Stack(gguf_model("llama"), tmp_path / "d") as stack:
+        assert stack.store is not None
+        read = stack.store.read
+
+        def trickle(entries: Any, stop: Callable[[], bool], memory_bytes: int) -> Any:
+            for payload in read(entries, stop, memory_bytes):
+                until = time.monotonic() + 0.4
+                while time.monotonic() < until and not stop():
+                    time.sleep(0.01)
+                yield payload
+
+        monkeypatch.setattr(stack.store, "read", trickle)
+        warm = stack.answer(prompt(640), 8)
+        assert warm.cached == {}
+        wait_for(lambda: not stack.store._opened.pins._counts)
+    assert np.array_equal(warm.logits, cold.logits)
+
+
+def test_a_restore_goes_on_beside_an_answer(gguf_model: ModelShelf, tmp_path: Path) -> None:
+    with Stack(gguf_model("llama"), tmp_path / "d") as stack:
+        stack.answer(prompt(2000), 1)
+    with Stack(gguf_model("llama"), tmp_path / "d", slots=2) as stack:
+        long = stack.submit(prompt(100, seed=3), 1900)
+        first_token(long)
+        assert collect(stack.submit(prompt(2000), 2)).cached == {"disk": 1984}
+        assert long.qsize() < 1899, "the restore came first"
+        assert len(collect(long).tokens) == 1899
+
+
+def test_answers_go_on_while_another_prompt_is_prefilled(
+    gguf_model: ModelShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Stack(gguf_model("llama"), None, slots=2) as stack:
+        calls: list[int] = []
+        decode = stack.engine.decode
+
+        def noted(chunks: list[Chunk]) -> None:
+            calls.append(max(len(chunk.tokens) for chunk in chunks))
+            decode(chunks)
+
+        long = stack.submit(prompt(100, seed=3), 3000)
+        first_token(long)
+        monkeypatch.setattr(stack.engine, "decode", noted)
+        assert collect(stack.submit(prompt(900), 1)).done is not None
+        prefills = [i for i, size in enumerate(calls) if size > 1]
+        assert len(prefills) >= 3
+        assert all(later > earlier + 1 for earlier, later in itertools.pairwise(prefills))
+        assert long.qsize() < 2999, "the prefill ended first"
 
 
 def test_a_client_that_leaves_during_a_restore_frees_everything(
