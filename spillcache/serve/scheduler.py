@@ -10,7 +10,6 @@ answering slots compute one token in one call. Prefill calls hold whole blocks o
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from spillcache.cache.prefix_cache import PrefixCache
@@ -21,7 +20,6 @@ from spillcache.errors import (
     DecodeError,
     EngineError,
     NotReady,
-    Overloaded,
     PromptTooLong,
     RequestError,
     SpillcacheError,
@@ -38,6 +36,7 @@ from spillcache.serve.job import (
     TextEvent,
     Ticket,
 )
+from spillcache.serve.job_queue import JobQueue
 from spillcache.serve.keeper import Keeper
 from spillcache.serve.pace import PrefillPace, RestorePace
 from spillcache.serve.prompt_plan import gives_logits, next_stop, takes_boundary
@@ -57,9 +56,8 @@ class Scheduler:
     def __init__(self, engine: Engine, metrics: Metrics, queue_limit: int) -> None:
         self._engine = engine
         self._metrics = metrics
-        self._queue_limit = queue_limit
         self._wake = threading.Condition()
-        self._queue: deque[Job] = deque()
+        self._queue = JobQueue(self._wake, metrics, queue_limit)
         self._slots = [Slot(i) for i in range(engine.limits.sequences)]
         self._namespace = Namespace.of({"provisional": True})
         self._restorer: Restorer | None = None
@@ -106,10 +104,7 @@ class Scheduler:
         with self._wake:
             if self._stopping:
                 raise NotReady("the server is stopping; ask again when it is back")
-            if len(self._queue) >= self._queue_limit:
-                raise Overloaded(f"{len(self._queue)} requests are waiting; try again later")
-            self._queue.append(job)
-            self._metrics.queued.set(len(self._queue))
+            self._queue.put(job)
             self._wake.notify()
         return job.ticket
 
@@ -192,7 +187,7 @@ class Scheduler:
                 self._fail(slot, error)
 
     def _fail_queued(self, error: SpillcacheError) -> None:
-        while (job := self._next_job()) is not None:
+        while (job := self._queue.pop()) is not None:
             self._refuse(job, error)
 
     def _refuse(self, job: Job, error: SpillcacheError) -> None:
@@ -204,34 +199,19 @@ class Scheduler:
         job.close()
         self._metrics.requests.labels("cancelled").inc()
 
-    def _head(self) -> Job | None:
-        with self._wake:
-            return self._queue[0] if self._queue else None
-
-    def _next_job(self) -> Job | None:
-        with self._wake:
-            job = self._queue.popleft() if self._queue else None
-            self._metrics.queued.set(len(self._queue))
-        return job
-
     def _drop_cancelled(self) -> None:
         for slot in self._slots:
             if slot.job is not None and slot.job.ticket.cancelled:
                 self._metrics.requests.labels("cancelled").inc()
                 self._release(slot)
-        with self._wake:
-            gone = [job for job in self._queue if job.ticket.cancelled]
-            for job in gone:
-                self._queue.remove(job)
-            self._metrics.queued.set(len(self._queue))
-        for job in gone:
+        for job in self._queue.pop_cancelled():
             self._drop(job)
 
     # Admission.
 
     def _admit(self) -> None:
         while self._in(Phase.IDLE) and self._next_fits():
-            job = self._next_job()
+            job = self._queue.pop()
             if job is None:
                 return
             if job.ticket.cancelled:
@@ -246,7 +226,7 @@ class Scheduler:
 
     def _next_fits(self) -> bool:
         """Whether the next prompt, and a block's growth of every answer, fit beside what runs."""
-        job = self._head()
+        job = self._queue.head
         chains = [slot.chain for slot in self._slots if slot.job is not None and slot.chain]
         if job is None or not chains:
             return True
@@ -257,7 +237,7 @@ class Scheduler:
 
     def _read_ahead(self) -> None:
         """While the next request waits, read what it will need from disk."""
-        job = self._head()
+        job = self._queue.head
         if self._ahead.knows(job):
             return
         if job is None or self._restorer is None or not job.request.cache_prompt:
@@ -503,9 +483,7 @@ class Scheduler:
         slot.job = None
         self._end_turn(slot)
         self._forget(slot)
-        with self._wake:
-            self._queue.appendleft(job)
-            self._metrics.queued.set(len(self._queue))
+        self._queue.put_back(job)
 
     def _give_up(self, slot: Slot, error: ContextFullError) -> None:
         job = slot.job
