@@ -183,21 +183,25 @@ class Engine(ABC):
 
     @abstractmethod
     def export(self, sequence: int, block: int, *, boundary: bool = False) -> BlockState:
-        """The state parts of whole block ``block``, right after the call that completed it.
+        """The state parts of block ``block``, right after the call that completed it; or of the
+        sequence's tail, if it ends within that block.
 
         ``kv`` and ``window`` (where the engine has them) of the block's positions and, if
         ``boundary`` and the sequence ends with this very block, the ``boundary``. A window that the
         engine no longer has, or never had (placeholders), is left out. The views are the engine's
-        and stay valid until its next call: copy what you keep.
+        and stay valid until its next call: copy what you keep. Raises StateRejected.
         """
 
     @abstractmethod
-    def import_(self, sequence: int, block: int, state: BlockState) -> None:
+    def import_(
+        self, sequence: int, block: int, state: BlockState, tokens: int | None = None
+    ) -> None:
         """Append block ``block`` to a sequence of exactly ``block`` blocks, from its state parts.
 
-        Blocks come in ascending order; parts that are not needed there (old windows, boundaries
-        before the end) may be missing. The payloads are copied before it returns. Raises
-        StateRejected: then the sequence must be cleared.
+        ``tokens``: how many positions it has; fewer than a whole block's in a tail, which comes
+        last and with all its parts. Blocks come in ascending order; parts that are not needed there
+        (old windows, boundaries before the end) may be missing. The payloads are copied before it
+        returns. Raises StateRejected: then the sequence must be cleared.
         """
 
     @abstractmethod

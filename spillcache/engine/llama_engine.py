@@ -246,10 +246,13 @@ class LlamaEngine(Engine):
 
     def export(self, sequence: int, block: int, *, boundary: bool = False) -> BlockState:
         """See Engine."""
-        state, start = self._state, block * self.geometry.block_tokens
-        stop = start + self.geometry.block_tokens
+        state, length = self._state, self._sequences[sequence].length
+        start = block * self.geometry.block_tokens
+        stop = min(start + self.geometry.block_tokens, length)
+        if stop <= start:
+            raise StateRejected(f"block {block} lies beyond a sequence of {length}")
         with_boundary = boundary and state.recurrent is not None
-        if with_boundary and self._sequences[sequence].length != stop:
+        if with_boundary and length != stop:
             raise StateRejected("a boundary can only be taken where the sequence ends")
         parts: dict[Part, Buffer] = {}
         # One buffer holds everything: the block's sections first, the boundary behind them.
@@ -277,20 +280,23 @@ class LlamaEngine(Engine):
         window = self._state.window
         if window is None or start < self._sequences[sequence].windows_from:
             return False
-        if len(section) != window.size:
-            return False
         try:
-            window.check(section, start, stop)
+            window.of(stop - start).check(section, start, stop)
         except StateRejected:
             return False
         return True
 
     # State in.
 
-    def import_(self, sequence: int, block: int, state: BlockState) -> None:
+    def import_(
+        self, sequence: int, block: int, state: BlockState, tokens: int | None = None
+    ) -> None:
         """See Engine."""
-        known, start = self._sequences[sequence], block * self.geometry.block_tokens
-        stop = start + self.geometry.block_tokens
+        size = self.geometry.block_tokens
+        known, start = self._sequences[sequence], block * size
+        stop = start + (size if tokens is None else tokens)
+        if not start < stop <= start + size:
+            raise StateRejected(f"a tail of {tokens} tokens")
         if known.length != start:
             raise StateRejected(f"block {block} does not follow a sequence of {known.length}")
         if self._state.kv is not None:
@@ -310,14 +316,16 @@ class LlamaEngine(Engine):
         kv, layout = state.get(Part.KV), self._state.kv
         if kv is None or layout is None:
             raise StateRejected("a block without its kv part")
-        layout.check(kv, start, stop)
-        window = state.get(Part.WINDOW)
+        layout.of(stop - start).check(kv, start, stop)
+        window, blank = state.get(Part.WINDOW), self._state.blank
         if window is not None and self._state.window is not None:
-            self._state.window.check(window, start, stop)
+            self._state.window.of(stop - start).check(window, start, stop)
+        if window is None and blank is not None and stop - start != blank.layout.cells:
+            raise StateRejected("a tail without its window")
         head = header(self._spare)
         try:
-            if window is None and self._state.blank is not None:
-                self._set(self._spare, self._state.blank.blob(head, kv, start))
+            if window is None and blank is not None:
+                self._set(self._spare, blank.blob(head, kv, start))
             else:
                 recurrent = self._state.recurrent
                 second = recurrent.empty if recurrent is not None else window or b""

@@ -20,7 +20,7 @@ on state formats 3, 4.
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,6 +51,18 @@ class KVLayout:
     data: tuple[tuple[int, int], ...]
     """(offset, bytes) of every run of rows."""
     size: int
+
+    def of(self, cells: int) -> "KVLayout":
+        """The layout of the same context's section of another number of cells."""
+        if cells == self.cells:
+            return self
+        at = _CELLS_AT + cells * self.cell_bytes + (8 if self.state_format < 4 else 16)
+        data = []
+        for _, size in self.data:
+            size_of = size // self.cells * cells
+            data.append((at + 12, size_of))
+            at += 12 + size_of
+        return replace(self, cells=cells, data=tuple(data), size=at)
 
     def positions(self, section: Buffer) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
         """The cells' positions, as stored in ``section``."""

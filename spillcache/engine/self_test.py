@@ -29,15 +29,17 @@ def run_self_test(engine: Engine, spoil: Callable[[BlockState], Block], other: i
     tokens = _some_tokens(engine, blocks * size + TAIL_TOKENS)
     try:
         saved = _prefill(engine, tokens, blocks)
-        cold = _go_on(engine, tokens[blocks * size :])
+        cold, tail = _to_the_end(engine, tokens[blocks * size :], blocks)
         spoilt = _restore(engine, [spoil(block) for block in saved], tokens[blocks * size :])
         warm = _restore(engine, saved, tokens[blocks * size :])
+        rest = _restore_tail(engine, saved, tail, cold[STEPS])
     except EngineError as error:
         return SelfTest(False, False, f"the engine refused its own state: {error}")
-    if spoilt is not None and np.array_equal(cold, spoilt):
+    if spoilt is not None and np.array_equal(cold[: len(spoilt)], spoilt):
         return SelfTest(False, False, "importing state has no effect on this engine")
-    if warm is None:
+    if warm is None or rest is None:
         return SelfTest(False, False, "restored state lacks a part that decoding needs")
+    warm = np.concatenate([warm, rest])
     if np.array_equal(cold, warm):
         return SelfTest(True, True, f"{blocks * size} restored tokens: bit-identical to cold")
     noise = mean_kl(cold, _elsewhere(engine, tokens, blocks, other))
@@ -53,7 +55,7 @@ def _elsewhere(engine: Engine, tokens: Tokens, blocks: int, other: int) -> Logit
     engine.decode([Chunk(other, tokens[:size])])
     for start in range(0, blocks * size, call):
         engine.decode([Chunk(0, tokens[start : min(start + call, blocks * size)])])
-    return _go_on(engine, tokens[blocks * size :])
+    return _to_the_end(engine, tokens[blocks * size :], blocks)[0]
 
 
 def _some_tokens(engine: Engine, count: int) -> Tokens:
@@ -79,17 +81,45 @@ def _prefill(engine: Engine, tokens: Tokens, blocks: int) -> list[Block]:
 def _go_on(engine: Engine, tail: Tokens) -> Logits:
     """Logits after the tail (one call) and a few greedy steps: float32 [1 + STEPS, vocabulary]."""
     engine.decode([Chunk(0, tail, logits=True)])
-    rows = [engine.logits(0)]
+    first = engine.logits(0)
+    return np.concatenate([first[None], _steps(engine, first)])
+
+
+def _steps(engine: Engine, before: Logits) -> Logits:
+    """Logits of a few greedy steps after those ``before``: float32 [STEPS, vocabulary]."""
+    rows = [before]
     for _ in range(STEPS):
         engine.decode([Chunk(0, np.array([rows[-1].argmax()], np.uint32), logits=True)])
         rows.append(engine.logits(0))
-    return np.stack(rows)
+    return np.stack(rows[1:])
+
+
+def _to_the_end(engine: Engine, tail: Tokens, blocks: int) -> tuple[Logits, Block]:
+    """``_go_on``, then as many steps once more: all logits, and the tail's state in between."""
+    rows = _go_on(engine, tail)
+    state = engine.export(0, blocks, boundary=True)
+    kept = {part: bytes(payload) for part, payload in state.items()}
+    return np.concatenate([rows, _steps(engine, rows[-1])]), kept
 
 
 def _restore(engine: Engine, saved: list[Block], tail: Tokens) -> Logits | None:
     """Import ``saved`` as a restore would, and go on; None when the engine says that a part is
     missing.
     """
+    _import(engine, saved)
+    return _go_on(engine, tail) if engine.restored(0) else None
+
+
+def _restore_tail(engine: Engine, saved: list[Block], tail: Block, before: Logits) -> Logits | None:
+    """As ``_restore``, with the tail's state, too; the steps after it."""
+    if not tail.keys() >= set(engine.geometry.parts):
+        return None
+    _import(engine, saved)
+    engine.import_(0, len(saved), tail, TAIL_TOKENS + STEPS)
+    return _steps(engine, before) if engine.restored(0) else None
+
+
+def _import(engine: Engine, saved: list[Block]) -> None:
     engine.clear(0)
     windows = len(saved) - engine.geometry.window_blocks
     for index, block in enumerate(saved):
@@ -100,7 +130,6 @@ def _restore(engine: Engine, saved: list[Block], tail: Tokens) -> Logits | None:
             and not (part is Part.BOUNDARY and index < len(saved) - 1)
         }
         engine.import_(0, index, wanted)
-    return _go_on(engine, tail) if engine.restored(0) else None
 
 
 def mean_kl(p_logits: Logits, q_logits: Logits) -> float:

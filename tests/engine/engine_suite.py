@@ -276,6 +276,90 @@ class EngineSuite:
         assert not engine.restored(0)
         assert not engine.can_truncate(0, SIZE), "llama.cpp dropped it"
 
+    # Tails.
+
+    def saved_tail(self, engine: Engine, prompt: Tokens, steps: int) -> tuple[Saved, Logits]:
+        """Blocks and the tail, whose last ``steps`` tokens were computed one by one; and the logits
+        that follow.
+        """
+        saved = prefill(engine, 0, prompt)
+        rest = prompt[len(prompt) // SIZE * SIZE :]
+        if len(rest) > steps:
+            engine.decode([Chunk(0, rest[: len(rest) - steps])])
+        for token in rest[len(rest) - steps :]:
+            engine.decode([Chunk(0, np.array([token]))])
+        state = engine.export(0, len(saved), boundary=True)
+        kept = {part: bytes(payload) for part, payload in state.items()}
+        assert kept.keys() == set(engine.geometry.parts)
+        after = go_on(engine, 0, tokens(SIZE - len(rest) + 9, 5))
+        engine.clear(0)
+        return [*saved, kept], after
+
+    def restore_tail(self, engine: Engine, saved: Saved, count: int) -> None:
+        """As a restore would: windows of the last blocks, and all of the tail."""
+        for index, block in enumerate(saved[:-1]):
+            parts = wanted(engine.geometry, index, len(saved) - 1) - {B}
+            engine.import_(0, index, {part: block[part] for part in parts})
+        engine.import_(0, len(saved) - 1, saved[-1], count)
+
+    @pytest.mark.parametrize(("count", "steps"), [(1, 1), (21, 0), (40, 17), (63, 63)])
+    @pytest.mark.parametrize("blocks", [0, 1, 5])
+    def test_a_tail_gives_the_same_bits(
+        self, engine: Engine, blocks: int, count: int, steps: int
+    ) -> None:
+        saved, after = self.saved_tail(engine, tokens(blocks * SIZE + count), steps)
+        self.restore_tail(engine, saved, count)
+        assert engine.length(0) == blocks * SIZE + count
+        assert engine.restored(0)
+        exported = engine.export(0, blocks, boundary=True)
+        assert {part: bytes(view) for part, view in exported.items()} == saved[-1]
+        assert np.array_equal(go_on(engine, 0, tokens(SIZE - count + 9, 5)), after)
+
+    def test_nothing_follows_a_tail(self, engine: Engine) -> None:
+        saved, _ = self.saved_tail(engine, tokens(2 * SIZE + 5), 0)
+        self.restore_tail(engine, saved, 5)
+        for block in (2, 3):
+            with pytest.raises(StateRejected, match="does not follow"):
+                engine.import_(0, block, saved[1])
+        with pytest.raises(StateRejected, match="beyond"):
+            engine.export(0, 3)
+
+    def test_a_part_of_a_tail_is_missing(self, engine: Engine) -> None:
+        saved, _ = self.saved_tail(engine, tokens(2 * SIZE + 5), 2)
+        for part in engine.geometry.parts:
+            engine.clear(0)
+            less = {p: payload for p, payload in saved[-1].items() if p is not part}
+            try:
+                self.restore_tail(engine, [*saved[:-1], less], 5)
+            except StateRejected:
+                continue
+            assert not engine.restored(0), part
+
+    @pytest.mark.parametrize("count", [0, 4, 6, SIZE, SIZE + 1])
+    def test_a_tail_of_another_number_of_tokens_is_refused(
+        self, engine: Engine, count: int
+    ) -> None:
+        saved, _ = self.saved_tail(engine, tokens(2 * SIZE + 5), 2)
+        with pytest.raises(StateRejected):
+            self.restore_tail(engine, saved, count)
+
+    @pytest.mark.parametrize("part", list(Part))
+    def test_a_damaged_tail_is_refused(
+        self, engine: Engine, part: Part, header_bytes: Callable[[Part], Sequence[int]]
+    ) -> None:
+        if part not in engine.geometry.parts:
+            pytest.skip("not on this engine")
+        saved, after = self.saved_tail(engine, tokens(2 * SIZE + 5), 2)
+        heads = [at for at in header_bytes(part) if at < 16]
+        for name, payload in self.bad(saved[-1][part], heads).items():
+            engine.clear(0)
+            with pytest.raises(StateRejected):
+                self.restore_tail(engine, [*saved[:-1], {**saved[-1], part: payload}], 5)
+            assert name
+        engine.clear(0)
+        self.restore_tail(engine, saved, 5)
+        assert np.array_equal(go_on(engine, 0, tokens(SIZE - 5 + 9, 5)), after)
+
     def test_an_empty_sequence_is_restored(self, engine: Engine) -> None:
         assert engine.restored(0)
 

@@ -160,6 +160,25 @@ def test_another_length_is_refused(bad: bytes) -> None:
         parsed(GOLDEN).check(bad, 6, 8)
 
 
+@pytest.mark.parametrize("cells", [1, 2, 5])
+@pytest.mark.parametrize("golden", [GOLDEN, GOLDEN_4, GOLDEN_TRANSPOSED])
+def test_the_layout_of_other_cells(golden: bytes, cells: int) -> None:
+    """The same as if it had been read from a section of so many cells."""
+    layout = parsed(golden)
+    scaled = bytearray(golden[:8]) + b"".join(
+        struct.pack("<iII", 6 + n, 1, 0) for n in range(cells)
+    )
+    struct.pack_into("<I", scaled, 4, cells)
+    at = 8 + 2 * 12
+    for offset, size in layout.data:
+        scaled += golden[at:offset] + bytes(size // 2 * cells)
+        at = offset + size
+    assert layout.of(cells) == parsed(bytes(scaled))
+    layout.of(cells).check(bytes(scaled), 6, 6 + cells)
+    with pytest.raises(StateRejected):
+        layout.of(cells + 1).check(bytes(scaled), 6, 6 + cells)
+
+
 @pytest.mark.parametrize("golden", [GOLDEN, GOLDEN_4, GOLDEN_TRANSPOSED])
 def test_zeroed_rows_keep_their_heads(golden: bytes) -> None:
     layout = parsed(golden)

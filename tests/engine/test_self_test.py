@@ -11,6 +11,7 @@ from models import ModelShelf
 from spillcache.config import EngineConfig
 from spillcache.engine.base import Chunk, Limits, Logits
 from spillcache.engine.llama_engine import LlamaEngine
+from spillcache.engine.llama_sections import KVLayout
 from spillcache.engine.self_test import mean_kl
 from spillcache.errors import DecodeError
 from spillcache.state import BlockState, Part
@@ -68,7 +69,9 @@ class DropsRows(LlamaEngine):
 
     part = Part.KV
 
-    def import_(self, sequence: int, block: int, state: BlockState) -> None:
+    def import_(
+        self, sequence: int, block: int, state: BlockState, tokens: int | None = None
+    ) -> None:
         changed = dict(state)
         if self.part in changed:
             raw = bytearray(changed[self.part])
@@ -78,10 +81,12 @@ class DropsRows(LlamaEngine):
                 Part.BOUNDARY: self._state.recurrent,
             }[self.part]
             assert layout is not None
+            if isinstance(layout, KVLayout):
+                layout = layout.of(tokens or layout.cells)
             for offset, size in layout.data:
                 raw[offset + size // 2 : offset + size] = bytes(size - size // 2)
             changed[self.part] = raw
-        super().import_(sequence, block, changed)
+        super().import_(sequence, block, changed, tokens)
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -95,12 +100,36 @@ def test_lost_rows_are_noticed(opened: Open, kind: str, slots: int) -> None:
     assert "between two cold cell layouts" in verdict.detail
 
 
+class LosesTails(DropsRows):
+    """All is well with whole blocks."""
+
+    def import_(
+        self, sequence: int, block: int, state: BlockState, tokens: int | None = None
+    ) -> None:
+        if tokens is None:
+            LlamaEngine.import_(self, sequence, block, state)
+        else:
+            super().import_(sequence, block, state, tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lost_tail_is_noticed(opened: Open, kind: str) -> None:
+    class Liar(LosesTails):
+        part = MOST_TELLING[kind]
+
+    verdict = opened(kind, Liar).self_test()
+    assert (verdict.passed, verdict.exact) == (False, False)
+
+
 class ImportsNothing(LlamaEngine):
     """Says that a block is there, and does nothing."""
 
-    def import_(self, sequence: int, block: int, state: BlockState) -> None:
+    def import_(
+        self, sequence: int, block: int, state: BlockState, tokens: int | None = None
+    ) -> None:
         known = self._sequences[sequence]
-        known.length = known.boundary_at = (block + 1) * self.geometry.block_tokens
+        size = self.geometry.block_tokens
+        known.length = known.boundary_at = block * size + (tokens or size)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,15 +142,18 @@ def test_an_import_that_does_nothing_is_noticed(opened: Open, kind: str) -> None
 class ShiftsBytes(LlamaEngine):
     """Every row lies one byte further than it should."""
 
-    def import_(self, sequence: int, block: int, state: BlockState) -> None:
+    def import_(
+        self, sequence: int, block: int, state: BlockState, tokens: int | None = None
+    ) -> None:
         changed = dict(state)
-        for part, layout in ((Part.KV, self._state.kv), (Part.BOUNDARY, self._state.recurrent)):
+        kv = self._state.kv.of(tokens or 64) if self._state.kv else None
+        for part, layout in ((Part.KV, kv), (Part.BOUNDARY, self._state.recurrent)):
             if layout is not None and part in changed:
                 raw = bytearray(changed[part])
                 for offset, size in layout.data:
                     raw[offset + 1 : offset + size] = raw[offset : offset + size - 1]
                 changed[part] = raw
-        super().import_(sequence, block, changed)
+        super().import_(sequence, block, changed, tokens)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,9 +229,11 @@ class AlmostExact(LlamaEngine):
     error, noise = 0.0, 0.0
     imported = crowded = False
 
-    def import_(self, sequence: int, block: int, state: BlockState) -> None:
+    def import_(
+        self, sequence: int, block: int, state: BlockState, tokens: int | None = None
+    ) -> None:
         self.imported = True
-        super().import_(sequence, block, state)
+        super().import_(sequence, block, state, tokens)
 
     def decode(self, chunks: Sequence[Chunk]) -> None:
         if chunks[0].sequence != 0:
