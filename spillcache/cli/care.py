@@ -147,4 +147,6 @@ def is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
+    except OverflowError:
+        return False  # of another system, or of a damaged row
     return True

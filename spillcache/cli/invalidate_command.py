@@ -36,7 +36,7 @@ def invalidate(
         if undo:
             store.reinstate(info.namespace.id)
         else:
-            store.invalidate(info.namespace.id, " ".join((reason or "").split()))
+            store.invalidate(info.namespace.id, reason or "")
     if as_json:
         hidden = {"namespace": info.namespace.id.hex(), "hidden": not undo}
         care.print_json({"path": str(path), **hidden})

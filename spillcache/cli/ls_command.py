@@ -87,7 +87,8 @@ def _print_tables(path: Path, namespaces: "list[NamespaceInfo]", usage: "Usage")
             _age(now - info.last_used),
             _age(now - info.created),
         )
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    width = None if sys.stdout.isatty() else 160
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
     console.print(
         f"{path}: {format_size(usage.allocated_bytes)} of {format_size(usage.quota_bytes)}, "
         f"segments: {usage.segments:,}, {format_size(usage.free_bytes)} free on the filesystem",
@@ -99,11 +100,11 @@ def _print_tables(path: Path, namespaces: "list[NamespaceInfo]", usage: "Usage")
     console.print(table)
     for info in namespaces:
         words = [f"{name}={_short(value)}" for name, value in info.namespace.fields]
-        console.print(f"{info.namespace.id.hex()}: {' '.join(words)}", soft_wrap=True, markup=False)
+        console.print(f"{info.namespace.id.hex()}: {' '.join(words)}", soft_wrap=True)
         if info.hidden_since is not None:
             since = _age(now - info.hidden_since)
             text = f"{info.namespace.id.hex()}: HIDDEN {since}: {info.reason}"
-            console.print(text, soft_wrap=True, markup=False)
+            console.print(text, soft_wrap=True)
 
 
 def _saved(info: "NamespaceInfo") -> float:

@@ -3,6 +3,7 @@
 Only what is quick to import is imported here; a command imports what it needs when it runs.
 """
 
+import io
 import os
 import sys
 from typing import Annotated, Any, Never
@@ -85,6 +86,10 @@ def run() -> Never:
 
     Errors are one line on stderr. No traceback, unless ``SPILLCACHE_DEBUG=1``.
     """
+    for stream in (sys.stdout, sys.stderr):
+        # Names of files may be any bytes, and a terminal may know few characters.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(prog_name="spillcache", standalone_mode=False) or 0
         sys.stdout.flush()

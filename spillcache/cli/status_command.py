@@ -4,6 +4,7 @@ import json
 import re
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from spillcache.store.view import StoreView
 
 _TIMEOUT_S = 5.0
+_MOST_BYTES = 8 << 20
 _SOURCES = ("live", "ram", "disk", "computed")
 _COUNTER = re.compile(r'spillcache_(\w+)_total(?:\{(?:source|tier)="(\w+)"\})? ([\d.e+]+)')
 
@@ -75,8 +77,10 @@ def ask(url: str, api_key: str | None = None) -> dict[str, Any]:
         raise ConfigError(f"--url: {url!r} is not a URL; write for example http://127.0.0.1:8080")
     try:
         health = json.loads(_get(f"{base}/health", api_key))
+        if not isinstance(health, dict):
+            raise ValueError("its /health is no object")
         counters = _counters(_get(f"{base}/metrics", api_key).decode())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise ConfigError(f"--url: {url} does not answer as a server of ours: {error}") from error
     tokens = {name: counters.get(("prompt_tokens", name), 0) for name in _SOURCES}
     reused = sum(tokens.values()) - tokens["computed"]
@@ -96,11 +100,11 @@ def _get(url: str, api_key: str | None) -> bytes:
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 — http only
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
-            return bytes(answer.read())
+            return bytes(answer.read(_MOST_BYTES))
     except urllib.error.HTTPError as error:
         if error.code == 401:
             raise ConfigError(f"--url: {url} wants a key; give it with --api-key") from error
-        return error.read()  # 503 while it loads; the body says so
+        return error.read(_MOST_BYTES)  # 503 while it loads; the body says so
 
 
 def _counters(text: str) -> dict[tuple[str, str], int]:

@@ -32,7 +32,7 @@ def verify(
     path = care.directory_of(directory, cache_disk, "verify")
     with care.open_store(path) as store, care.progress_bar("reading") as tell:
         report = store.verify(fix, tell)
-    is_well = report.is_sound or (fix and not report.unreadable and not report.index)
+    is_well = not report.left
     if as_json:
         care.print_json(_as_json(path, report) | {"ok": is_well})
     else:
@@ -72,6 +72,7 @@ def _as_json(path: Path, report: "VerifyReport") -> dict[str, Any]:
         "unreadable": report.unreadable,
         "missing": report.missing,
         "fixed": report.fixed,
+        "left": report.left,
         "index": report.index,
         "segments": report.segments,
         "findings": [_plain(asdict(each)) for each in report.findings],
@@ -115,7 +116,8 @@ def _verdict(path: Path, report: "VerifyReport", *, fix: bool) -> str:
     if report.index:
         return f"{words}; run: spillcache repair {path}"
     if fix:
-        return f"{words}; {report.fixed:,} put right: what they held is computed again"
+        left = f"; {report.left:,} still wrong" if report.left else ""
+        return f"{words}; {report.fixed:,} put right: what they held is computed again{left}"
     return f"{words}; run: spillcache verify {path} --fix"
 
 

@@ -58,7 +58,6 @@ __all__ = [
 ]
 
 _MAX_NOTE_KEY_BYTES = 480
-_MAX_REASON = 1000
 
 
 def _never() -> bool:
@@ -246,7 +245,7 @@ class BlockStore:
         Nothing is deleted; ``reinstate`` undoes it. ``reason`` is for people, up to 1,000
         characters of it are kept.
         """
-        return self._store().hide(namespace_id, reason[:_MAX_REASON])
+        return self._store().hide(namespace_id, reason)
 
     def reinstate(self, namespace_id: bytes) -> bool:
         """Show a hidden namespace again; False if there is no such one."""

@@ -38,6 +38,7 @@ DATABASES = (
     "tails",
 )
 _META_KEY = b"meta"
+_MAX_REASON = 1000
 _KNOWN_PARTS = frozenset(Part)
 
 
@@ -69,6 +70,12 @@ class Sum:
         self.stored_bytes += entry.stored_bytes
         self.record_bytes += entry.record_bytes
         return self
+
+
+def _plain(reason: str) -> str:
+    """A reason as it can be kept and shown: one line, nothing that a terminal would act on."""
+    line = " ".join(reason.split())[:_MAX_REASON]
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line)
 
 
 class Catalog:
@@ -438,7 +445,7 @@ class Catalog:
         if row is None:
             return False
         row.hidden_ns = 0 if reason is None else since or self.tick()
-        row.reason = reason or ""
+        row.reason = _plain(reason or "")
         return True
 
     def hidden(self) -> dict[bytes, NamespaceRow]:

@@ -8,6 +8,7 @@ before lower, then the least recently used. Its cost does not grow with the numb
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from spillcache.errors import StoreIndexError
 from spillcache.store.catalog import Catalog, Place
 from spillcache.store.rows import split_evictable_key
 
@@ -78,7 +79,7 @@ def _evict_until(
         _, _, object_key = split_evictable_key(victim)
         entry = catalog.entry_at(object_key)
         if entry is None:
-            raise RuntimeError("evictable names an object that is not there")
+            raise StoreIndexError("the index is damaged: it evicts an object that is not there")
         places = catalog.remove(entry)
         eviction.places += places
         freed += sum(place.length for place in places)

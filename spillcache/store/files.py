@@ -257,8 +257,11 @@ def is_no_space(error: OSError) -> bool:
     return error.errno in _NO_SPACE
 
 
-def store_error(error: OSError, doing: str) -> StoreError:
+def store_error(error: OSError, doing: str, outcome: str = "nothing was deleted") -> StoreError:
     """The store's error for a failed system call; ``doing`` completes "… failed while"."""
     if is_no_space(error):
         return StoreFullError(f"the filesystem is full while {doing}; nothing was lost")
-    return StoreIOError(f"{error.strerror or error} while {doing}; nothing was deleted")
+    what = error.strerror or str(error)
+    if isinstance(error.filename, str | bytes | Path):
+        what += f" ({os.fsdecode(error.filename)})"
+    return StoreIOError(f"{what} while {doing}; {outcome}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spillcache.config import MIB
+from spillcache.errors import StoreFullError
 from spillcache.state import Part
 from spillcache.store import touches
 from spillcache.store.catalog import Catalog
@@ -22,14 +23,17 @@ from spillcache.store.location import DAMAGED, Location, is_stale_temporary
 from spillcache.store.opened import OpenStore
 from spillcache.store.room import Limits, excess_bytes, taken_bytes
 from spillcache.store.rows import Entry, evictable_key, object_key, split_evictable_key
+from spillcache.store.touches import Uses
 from spillcache.store.view import directory_bytes
 
 Progress = Callable[[int, int], None]
 """Told bytes done and bytes to do, in all."""
 
 _NS_PER_S = 1_000_000_000
-_STEP_OBJECTS = 2000
-"""In one transaction: other writers wait for it."""
+_STEPS_OBJECTS = (2000, 50, 1)
+"""In one transaction, for which other writers wait; fewer where the filesystem is so full that the
+index has no room to be changed much.
+"""
 _STEP_BYTES = 256 * MIB
 _ALWAYS = (1 << 64) - 1
 _LAST_RANK = 255
@@ -63,7 +67,7 @@ class Plan:
     @property
     def left_bytes(self) -> int:
         """About what the directory takes afterwards."""
-        return self.used_bytes - self.freed_bytes - self.leftover_bytes
+        return max(0, self.used_bytes - self.freed_bytes - self.leftover_bytes)
 
     @property
     def reached(self) -> bool:
@@ -193,34 +197,36 @@ def collect(
     done.leftover_bytes = _remove_leftovers(store)
     oldest = _oldest(max_age_s)
     if max_age_s is not None:
-        while _step(store, done, lambda c, spared: evict_older(c, oldest, spared, _STEP_OBJECTS)):
+        while _step(store, done, lambda c, s, most: evict_older(c, oldest, s, most)):
             progress(done.freed_bytes, done.freed_bytes)
     done.aged_objects = done.objects
     while (lacking := _excess(store, target_bytes)) > 0:
         need = min(lacking, _STEP_BYTES)
         progress(done.freed_bytes, done.freed_bytes + lacking)
-        if not _step(store, done, lambda c, spared: _evict(c, need, spared)):  # noqa: B023
+        if not _step(store, done, lambda c, s, most: evict(c, need, s, _ALWAYS, most)):  # noqa: B023
             break
     progress(done.freed_bytes, done.freed_bytes)
     return done
 
 
-def _evict(catalog: Catalog, need_bytes: int, is_spared: Callable[[bytes], bool]) -> Eviction:
-    return evict(catalog, need_bytes, is_spared, _ALWAYS, _STEP_OBJECTS)
-
-
-_Work = Callable[[Catalog, Callable[[bytes], bool]], Eviction]
+_Work = Callable[[Catalog, Callable[[bytes], bool], int], Eviction]
 
 
 def _step(store: OpenStore, done: Plan, work: _Work) -> bool:
     """One transaction, and the bytes that it sets free; whether anything went."""
-    uses = store.touched.snapshot()
+    for most in _STEPS_OBJECTS:
+        uses = store.touched.snapshot()
 
-    def run(catalog: Catalog) -> Eviction:
-        touches.apply(catalog, uses)
-        return work(catalog, store.pins.__contains__)
+        def run(catalog: Catalog, most: int = most, uses: Uses = uses) -> Eviction:
+            touches.apply(catalog, uses)
+            return work(catalog, store.pins.__contains__, most)
 
-    eviction = store.index.write(run)
+        try:
+            eviction = store.index.write(run)
+            break
+        except StoreFullError:
+            if most == _STEPS_OBJECTS[-1]:
+                raise
     store.touched.forget(uses)
     store.room.finish(eviction)
     done.objects += len(eviction.places)

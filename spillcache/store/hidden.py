@@ -15,6 +15,16 @@ from spillcache.store.location import Location, read_small, replace_file
 
 HIDDEN = "hidden.json"
 _MAX_BYTES = 64 * MIB
+_LARGEST = 1 << 63
+_NONSENSE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+"""What comes of parsing a file that says anything."""
 
 log = logging.getLogger("spillcache.store")
 
@@ -38,12 +48,7 @@ def hide_again(index: Index, location: Location) -> None:
     """Hide what the file says and the index does not: an index that is new, or about to be made
     from segments. Never raises for what the file says.
     """
-    try:
-        found = json.loads(read_small(location.path / HIDDEN, _MAX_BYTES) or b"{}")
-        marks = [_Mark.parse(name, mark) for name, mark in found.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning("which namespaces were hidden is not known: %s", error)
-        return
+    marks = _read_marks(location)
     with index.read() as catalog:
         lacking = [mark for mark in marks if not catalog.is_hidden(mark.namespace.id)]
 
@@ -53,6 +58,21 @@ def hide_again(index: Index, location: Location) -> None:
 
     if lacking:
         index.write(work)
+
+
+def _read_marks(location: Location) -> list["_Mark"]:
+    """What the file says, as far as it can be understood."""
+    marks = []
+    try:
+        found = json.loads(read_small(location.path / HIDDEN, _MAX_BYTES) or b"{}")
+        for name, mark in found.items():
+            try:
+                marks.append(_Mark.parse(name, mark))
+            except _NONSENSE as error:
+                log.warning("whether namespace %.16s is to be hidden is not known: %s", name, error)
+    except (OSError, *_NONSENSE) as error:
+        log.warning("which namespaces were hidden is not known: %s", error)
+    return marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +88,10 @@ class _Mark:
         namespace = Namespace.decode(bytes.fromhex(mark["fields"]))
         if namespace.id.hex() != name:
             raise ValueError(f"{name} has the fields of {namespace.id.hex()}")
-        return cls(namespace, int(mark["hidden_ns"]), str(mark["reason"]))
+        hidden_ns = int(mark["hidden_ns"])
+        if not 0 < hidden_ns < _LARGEST:
+            raise ValueError("it was hidden at a time that can't be")
+        return cls(namespace, hidden_ns, str(mark["reason"]))
 
     def apply(self, catalog: Catalog) -> None:
         # A row of its own, so that it is hidden even if it has no object left.

@@ -6,9 +6,11 @@ directory: LMDB refuses two, so whoever opens one shares it (``opened.py``). Nev
 fork.
 """
 
+import errno
 import os
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,6 +27,9 @@ MAP_BYTES = 1 << 30
 _MAX_READERS = 512
 _MAX_DATABASES = 32
 _MAX_GROWTHS = 24
+_CLEAR_EVERY_S = 60.0
+_FULL_BYTES = 1 << 20
+"""With less than that left, a filesystem is full."""
 
 DAMAGE = (
     lmdb.InvalidError,
@@ -86,9 +91,10 @@ class Index:
         self._pid = os.getpid()
         self._gate = _Gate()
         self._closed = False
+        self._clear_at = 0.0
         try:
             self._env = lmdb.open(
-                str(path),
+                os.fsencode(path),
                 map_size=0 if read_only else map_bytes,
                 readonly=read_only,
                 create=not read_only,
@@ -104,7 +110,6 @@ class Index:
             }
             self._objects = self._databases["objects"]
             if not read_only:
-                self._env.reader_check()
                 for name in ("data.mdb", "lock.mdb"):
                     (path / name).chmod(FILE_MODE)
         except (lmdb.Error, OSError) as error:
@@ -112,9 +117,32 @@ class Index:
             raise self._error(error) from error
 
     def _error(self, error: Exception) -> StoreError:
-        if isinstance(error, lmdb.DiskError):
+        if self._is_for_space(error):
             return StoreFullError(f"the filesystem is full while the index {self.path} is written")
         return StoreIndexError(f"the index {self.path} failed: {error}")
+
+    def _is_for_space(self, error: Exception) -> bool:
+        """Whether a commit failed because the filesystem, or the user's quota on it, is full."""
+        if isinstance(error, lmdb.DiskError) or os.strerror(errno.EDQUOT) in str(error):
+            return True
+        # LMDB makes an I/O error of a write that was cut short.
+        if os.strerror(errno.EIO) not in str(error):
+            return False
+        try:
+            found = os.statvfs(self.path)
+        except OSError:
+            return False
+        return found.f_bavail * found.f_frsize < _FULL_BYTES
+
+    def _clear_readers(self) -> None:
+        """Give back the places of processes that were killed while they looked: LMDB can't reuse
+        pages that a reader may still see, so the file would grow with every write.
+        """
+        now = time.monotonic()
+        if now >= self._clear_at:
+            self._clear_at = now + _CLEAR_EVERY_S
+            with self._gate.shared():
+                self._env.reader_check()
 
     @contextmanager
     def read(self) -> Iterator[Catalog]:
@@ -157,6 +185,7 @@ class Index:
         """
         self._check()
         try:
+            self._clear_readers()
             for _ in range(_MAX_GROWTHS):
                 try:
                     return self._write_once(work)

@@ -27,14 +27,15 @@ from spillcache.store.location import (
     read_location,
 )
 from spillcache.store.opened import OpenStore
-from spillcache.store.quarantine import SUFFIX as QUARANTINED
+from spillcache.store.quarantine import is_record
 from spillcache.store.rows import Entry
-from spillcache.store.segments import SUFFIX as SEGMENT
+from spillcache.store.segments import segment_of
 from spillcache.store.tenancy import alone_with
 
 log = logging.getLogger("spillcache.store")
 
 _STEP_OBJECTS = 2000
+_PARTLY = "what is left is still a store, or can be deleted by hand"
 
 
 @dataclass(slots=True)
@@ -141,15 +142,15 @@ def remove(path: Path) -> Purged | None:
         with alone_with(location.path) as alone:
             return _remove(location.path) if alone else None
     except OSError as error:
-        raise store_error(error, f"{location.path} was purged") from error
+        raise store_error(error, f"{location.path} was purged", _PARTLY) from error
 
 
 def _remove(path: Path) -> Purged:
     done = Purged(removed=True)
     # Segments first: what is left after a crash must not be made into an index again. The settings
     # last: until they are gone the directory is known as ours.
-    _remove_room(path / SEGMENTS, lambda n: n.suffix == SEGMENT and n.stem.isdecimal(), done)
-    _remove_room(path / QUARANTINE, lambda n: n.suffix == QUARANTINED, done)
+    _remove_room(path / SEGMENTS, lambda n: segment_of(n.name) is not None, done)
+    _remove_room(path / QUARANTINE, lambda n: is_record(n.name), done)
     for name in (INDEX, DAMAGED):
         _remove_room(path / name, lambda n: n.name in ("data.mdb", "lock.mdb"), done)
     names = (INDEX_SUM, HIDDEN)

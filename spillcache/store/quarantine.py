@@ -13,7 +13,7 @@ from spillcache.store.files import BLOCK_BYTES, FILE_MODE
 from spillcache.store.rows import Entry
 
 MAX_RECORDS = 64
-SUFFIX = ".rec"
+_SUFFIX = ".rec"
 _NS_PER_S = 1_000_000_000
 _NAME = re.compile(
     r"(\d{20})-([0-9a-f]{16})-([0-9a-f]{16})-([a-z]+)-(\d+)-(\d+)(?:-([a-z0-9-]*))?\.rec"
@@ -48,7 +48,7 @@ class Quarantine:
     harm.
     """
 
-    def __init__(self, directory: Path, limit_bytes: int) -> None:
+    def __init__(self, directory: Path, limit_bytes: int = 0) -> None:
         self._directory = directory
         self._limit_bytes = limit_bytes
 
@@ -58,7 +58,7 @@ class Quarantine:
         """
         name = (
             f"{time.time_ns():020d}-{entry.namespace_id.hex()}-{entry.block.hex()[:16]}"
-            f"-{entry.part.name.lower()}-{entry.segment}-{entry.offset}-{_slug(reason)}{SUFFIX}"
+            f"-{entry.part.name.lower()}-{entry.segment}-{entry.offset}-{_slug(reason)}{_SUFFIX}"
         )
         try:
             self._make_room(len(record))
@@ -89,7 +89,10 @@ class Quarantine:
 
     def records(self) -> list[Path]:
         """The files, oldest first."""
-        return sorted(path for path in self._directory.iterdir() if _NAME.fullmatch(path.name))
+        try:
+            return sorted(path for path in self._directory.iterdir() if _is_ours(path))
+        except FileNotFoundError:
+            return []
 
     def listed(self) -> list[Quarantined]:
         """What is known of each, oldest first. Raises OSError."""
@@ -103,18 +106,30 @@ class Quarantine:
             return 0
 
 
+def is_record(name: str) -> bool:
+    """Whether a file of that name is a record in quarantine."""
+    return _NAME.fullmatch(name) is not None
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return is_record(path.name) and stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
 def _slug(reason: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", reason.lower()).strip("-")[:_MAX_SLUG]
 
 
 def _describe(path: Path) -> Quarantined | None:
-    """What a record's name and file tell; None if it was removed meanwhile, or is no file."""
+    """What a record's name and file tell; None if it was removed meanwhile."""
     match = _NAME.fullmatch(path.name)
     try:
         found = path.lstat()
     except FileNotFoundError:
         return None
-    if match is None or not stat.S_ISREG(found.st_mode):
+    if match is None:
         return None
     at, namespace_id, block, part, _, _, slug = match.groups()
     return Quarantined(

@@ -4,6 +4,7 @@ Bounded memory: objects are read a thousand at a time, within the readers' budge
 processes go on meanwhile; what they evict is not missed. Without ``fix`` nothing is changed.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ _BATCH_OBJECTS = 1024
 _MEMORY_BYTES = 64 * MIB
 MOST_LISTED = 100
 """Of each kind of finding; all are counted."""
+
+log = logging.getLogger("spillcache.store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class VerifyReport:
     """What is wrong with segments themselves; with ``fix`` damaged headers are written anew."""
     fixed: int = 0
     """Objects and headers that were put right, or out of the way."""
+    left: int = 0
+    """How much of all this is still wrong."""
     quarantined: list[Quarantined] = field(default_factory=list)
     """Everything that is in quarantine now, oldest first."""
     stopped: bool = False
@@ -108,6 +113,7 @@ class Scrub:
         try:
             with self._store.index.read() as catalog:
                 report.index += islice(Audit(catalog).findings(), MOST_LISTED)
+                report.left += len(report.index)
                 segments = catalog.segments()
             self._total = sum(row.live_bytes for _, row in segments)
             for segment, _ in segments:
@@ -192,13 +198,21 @@ class Scrub:
             return
         if again.kind == "corrupt":
             report.damaged += 1
-            report.fixed += self._fix and store.condemn(again)
+            self._settle(lambda: store.condemn(again))
         elif again.kind == "missing":
             report.missing += 1
-            report.fixed += self._fix and store.segments.lose(failure.entry)
+            self._settle(lambda: store.segments.lose(failure.entry))
         else:
             report.unreadable += 1
+            report.left += 1
         self._list(again)
+
+    def _settle(self, put_right: Callable[[], bool]) -> None:
+        """What does not succeed any more went meanwhile."""
+        if self._fix:
+            self._report.fixed += put_right()
+        else:
+            self._report.left += 1
 
     def _list(self, failure: Failure) -> None:
         entry = failure.entry
@@ -245,11 +259,12 @@ class Scrub:
         right = SegmentHeader(segment, store.location.store_id, row.created_ns)
         if header is None or (header.segment, header.store_id) != (right.segment, right.store_id):
             self._say(f"segment {segment}: its header is damaged")
-            if self._fix:
-                self._write_header(right)
+            if self._fix and self._write_header(right):
+                self._report.fixed += 1
+                self._report.left -= 1
 
-    def _write_header(self, header: SegmentHeader) -> None:
-        """Put a damaged header right; the page is never part of a record."""
+    def _write_header(self, header: SegmentHeader) -> bool:
+        """Put a damaged header right; the page is never part of a record. False if that failed."""
         store = self._store
         buffer = store.pool.take(PAGE_BYTES)
         try:
@@ -260,13 +275,16 @@ class Scrub:
                 store.files.sync(fd)
             finally:
                 store.files.close(fd)
-            self._report.fixed += 1
         except OSError as error:
-            self._say(f"segment {header.segment}: its header was not written: {error.strerror}")
+            log.warning("segment %d: its header was not written: %s", header.segment, error)
+            return False
+        else:
+            return True
         finally:
             store.pool.give(buffer)
 
     def _say(self, sentence: str) -> None:
+        self._report.left += 1
         if len(self._report.segments) < MOST_LISTED:
             self._report.segments.append(sentence)
 

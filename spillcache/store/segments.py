@@ -20,7 +20,7 @@ from spillcache.store.format import PAGE_BYTES
 from spillcache.store.index import Index
 from spillcache.store.rows import Entry, SegmentRow, SegmentState
 
-SUFFIX = ".seg"
+_SUFFIX = ".seg"
 _IDS = 1 << 63
 _ID_DIGITS = 10
 
@@ -50,6 +50,19 @@ def merged(places: Iterable[Place]) -> dict[int, list[tuple[int, int]]]:
     return dict(by_segment)
 
 
+def _name(segment: int) -> str:
+    return f"{segment:0{_ID_DIGITS}}{_SUFFIX}"
+
+
+def segment_of(name: str) -> int | None:
+    """The id in the name of a segment's file; None for a name that we would not write ourselves:
+    it is somebody else's, whatever it looks like.
+    """
+    stem = name.removesuffix(_SUFFIX)
+    segment = int(stem) if stem.isascii() and stem.isdecimal() else _IDS
+    return segment if segment < _IDS and name == _name(segment) else None
+
+
 def _has_room(row: SegmentRow, most_bytes: int) -> bool:
     # One without live objects may be removed at any moment.
     is_idle = row.state == SegmentState.SEALED and row.live_objects > 0
@@ -69,7 +82,7 @@ class Segments:
 
     def path(self, segment: int) -> Path:
         """The segment's file."""
-        return self.directory / f"{segment:0{_ID_DIGITS}}{SUFFIX}"
+        return self.directory / _name(segment)
 
     def create(self) -> tuple[int, int]:
         """A new, empty, locked segment: its id and a file descriptor, owned by the caller. Raises
@@ -313,11 +326,8 @@ class Segments:
 
     def _on_disk(self) -> set[int]:
         """The segments there are; a link, a pipe or a directory of such a name is none."""
-        names = {self.directory / Path(name).name for name in self._files.names(self.directory)}
-        ids = {int(n.stem) for n in names if n.stem.isascii() and n.stem.isdecimal()}
-        # A name that we would not write ourselves is somebody else's, whatever it looks like.
-        ours = {each for each in ids if each < _IDS and self.path(each) in names}
-        return {each for each in ours if self._files.is_file(self.path(each))}
+        ids = {segment_of(name) for name in self._files.names(self.directory)}
+        return {s for s in ids if s is not None and self._files.is_file(self.path(s))}
 
     def _adopt(self, catalog: Catalog, segment: int, row: SegmentRow) -> None:
         fd = self._files.open(self.path(segment))

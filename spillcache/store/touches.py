@@ -49,7 +49,9 @@ def apply(catalog: Catalog, uses: Uses) -> None:
     """Write them: all parts of the block itself, and the windows of those before it that a restore
     there reads.
     """
-    for (namespace_id, block), (use, window_blocks) in uses.items():
+    for (namespace_id, block), (noted, window_blocks) in uses.items():
+        # The store's clock never goes back, as the system's may: then the order is all there is.
+        use = catalog.tick() if catalog.meta.clock > time.time_ns() else noted
         catalog.touch_namespace(namespace_id, use)
         for part in Part:
             entry = catalog.entry(namespace_id, block, part)

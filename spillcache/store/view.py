@@ -19,6 +19,7 @@ from spillcache.store.index import Index
 from spillcache.store.index_opening import is_sound
 from spillcache.store.location import Location, read_location
 from spillcache.store.objects import NamespaceInfo, Usage
+from spillcache.store.quarantine import Quarantine
 from spillcache.store.rows import SegmentState
 from spillcache.store.tails import count_tails
 from spillcache.store.tenancy import alone_with
@@ -104,7 +105,7 @@ def look(path: Path, min_free_bytes: int = 0, index: Index | None = None) -> Sto
         usage = usage_of(catalog, location, min_free_bytes, location.quota_bytes)
         is_open = SegmentState.OPEN
         writers = {row.owner_pid for _, row in catalog.segments() if row.state == is_open}
-    quarantined = sum(1 for _ in location.quarantine.glob("*.rec"))
+    quarantined = len(Quarantine(location.quarantine).records())
     return StoreView(
         location.path,
         location.store_id,

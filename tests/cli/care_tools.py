@@ -12,6 +12,8 @@ from spillcache.store.block_store import BlockStore, StoreObject
 RED = Namespace.of({"engine": "test", "model_0": bytes(range(32)), "tag": "[red]", "flash": True})
 BLUE = Namespace.of({"engine": "test", "tag": "blue"})
 QUOTA = 1 << 30
+RECORD = f"{1:020d}-{'0' * 16}-{'0' * 16}-kv-1-4096-why.rec"
+"""The name of a record in quarantine."""
 
 
 def config(directory: Path, **changes: object) -> StoreConfig:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from care_tools import RED, config, put
+from care_tools import RECORD, RED, config, put
 
 from spillcache.cli import doctor_directory, doctor_engine, doctor_speed
 from spillcache.cli.bench_client import Answer
@@ -154,7 +154,7 @@ def test_space_and_quota(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_hidden_namespaces_and_quarantine_are_told(cli: Any, directory: Path) -> None:
     with BlockStore.open(config(directory)) as store:
         store.invalidate(RED.id, "x")
-    (directory / "quarantine" / "00000000000000000001-x.rec").write_bytes(b"x")
+    (directory / "quarantine" / RECORD).write_bytes(b"x")
     ended = cli("doctor", str(directory))
     assert ended.code == 0
     assert "3 objects, 1 segments, 1 hidden namespaces, 1 damaged records" in ended.out

@@ -64,3 +64,17 @@ def test_what_can_not_be_meant(cli: Any, directory: Path, words: list[str], name
     ended = cli("gc", str(directory), *words)
     assert ended.code == 2
     assert named in ended.err
+
+
+def test_an_age_beyond_all_numbers_is_none(cli: Any, directory: Path) -> None:
+    ended = cli("gc", str(directory), "--dry-run", "--max-age", "9" * 400)
+    assert ended.code == 2
+    assert "is not an age" in ended.err
+    assert cli("gc", str(directory), "--dry-run", "--max-age", "999999999w").code == 0
+
+
+def test_more_is_never_freed_than_there_is(cli: Any, directory: Path) -> None:
+    for each in (directory / "segments").iterdir():
+        each.unlink()
+    ended = cli("gc", str(directory), "--dry-run", "--to", "1")
+    assert " 0 B after" in ended.out

@@ -160,3 +160,16 @@ def test_a_recent_store_is_not_from_the_future(
     monkeypatch.setattr("spillcache.cli.ls_command.time.time", lambda: long_ago)
     report = json.loads(cli("ls", str(directory), "--json").out)
     assert {each["created_age_s"] for each in report["namespaces"]} == {0.0}
+
+
+@pytest.mark.parametrize("name", ["[red]x", "[/x]", ":smile:", "new\nline", "\udcff\udcfe"])
+def test_a_directory_of_any_name(cli: Any, tmp_path: Path, name: str) -> None:
+    directory = tmp_path / name
+    with BlockStore.open(StoreConfig(directory)) as store:
+        put(store, RED, 3)
+    for command in ("ls", "status", "gc", "verify", "repair"):
+        ended = cli(command, str(directory))
+        assert ended.code == 0
+        shown = str(directory).encode(errors="backslashreplace").decode()
+        assert shown in ended.out
+        assert directory == Path(json.loads(cli(command, str(directory), "--json").out)["path"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from care_tools import BLUE, RED, config, put
+from care_tools import BLUE, RECORD, RED, config, put
 
 from spillcache.metrics import Metrics
 from spillcache.store.block_store import BlockStore
@@ -83,7 +83,7 @@ def test_people_get_sentences(cli: Any, directory: Path) -> None:
         store.invalidate(RED.id, "x")
         out = cli("status", str(directory)).out
         assert f"written by process {os.getpid()}\n" in out
-    (directory / "quarantine" / "1.rec").write_bytes(b"x")
+    (directory / "quarantine" / RECORD).write_bytes(b"x")
     out = cli("status", str(directory)).out
     assert re.search(r": \d\.\d MiB of 1\.0 GiB \(\d%\)\n", out) or "KiB of 1.0 GiB (0%)" in out
     assert "holds: 3 objects in 1 namespaces (1 hidden), 1 segments, 2.9 KiB for 2.9 KiB" in out
@@ -136,3 +136,11 @@ def test_an_answer_that_is_not_ours(cli: Any, directory: Path, server: Server) -
     BlockStore.open(config(directory)).close()
     server.metrics.render = lambda: b"\xff\xfe"  # type: ignore[method-assign]
     assert cli("status", str(directory), "--url", server.url).code == 2
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:bad/", "http://a b", "http://[", "ftp://x"])
+def test_a_url_that_is_none(cli: Any, directory: Path, url: str) -> None:
+    BlockStore.open(config(directory)).close()
+    ended = cli("status", str(directory), "--url", url)
+    assert ended.code == 2
+    assert ended.err.startswith(f"spillcache: error: --url: {url}") or repr(url) in ended.err

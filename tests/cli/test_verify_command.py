@@ -107,12 +107,24 @@ def test_what_can_not_be_read_is_said(
 def test_contradictions_in_the_index_ask_for_a_repair(
     cli: Any, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = VerifyReport(objects=3, index=["a row names nothing"], segments=["1: header"])
+    found = VerifyReport(objects=3, index=["a row names nothing"], segments=["1: header"], left=2)
     monkeypatch.setattr(BlockStore, "verify", lambda *_: found)
     ended = cli("verify", str(directory), "--fix")
     assert ended.code == 1
     assert "  a row names nothing\n  1: header\n" in ended.out
     assert f"run: spillcache repair {directory}" in ended.out
+
+
+def test_what_could_not_be_put_right_is_told(
+    cli: Any, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = VerifyReport(objects=3, damaged=1, fixed=1, segments=["2: unreadable"], left=1)
+    monkeypatch.setattr(BlockStore, "verify", lambda *_: found)
+    ended = cli("verify", str(directory), "--fix")
+    assert ended.code == 1
+    assert ended.out.endswith("1 put right: what they held is computed again; 1 still wrong\n")
+    report = json.loads(cli("verify", str(directory), "--fix", "--json").out)
+    assert (report["ok"], report["left"]) == (False, 1)
 
 
 @pytest.mark.parametrize("command", ["verify", "repair"])

@@ -109,3 +109,16 @@ def test_what_is_evicted_is_the_filesystems_again(small):
 def store_free(path: Path) -> int:
     stats = os.statvfs(path)
     return stats.f_bavail * stats.f_frsize
+
+
+def test_gc_makes_room_where_nothing_at_all_is_left(small):
+    """The index must be changed before anything can be freed, and has no room to grow."""
+    with BlockStore.open(config(small / "cache", quota_bytes=1 << 30)) as store:
+        for seed in range(20):
+            store.put(NAMESPACE, objects(seed, 30, 20_000, PARTS))
+    ballast(small, 64 * MIB)
+    with BlockStore.visit(small / "cache") as store:
+        done = store.gc(target_bytes=0)
+        assert done.objects == 1200
+        assert store.usage().objects == 0
+        assert store.usage().free_bytes > 20 * MIB

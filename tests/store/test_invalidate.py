@@ -1,5 +1,7 @@
 """Hiding a namespace, and showing it again."""
 
+import json
+import shutil
 import stat
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from spillcache.state import Part
 from spillcache.store import hidden
 from spillcache.store.block_store import BlockStore
 from spillcache.store.hidden import HIDDEN
+
+FIELDS = NAMESPACE.encode().hex()
 
 
 @pytest.fixture
@@ -77,7 +81,6 @@ def test_reasons_are_bounded(filled):
 def lose_the_index(path: Path) -> None:
     data = path / "index" / "data.mdb"
     data.write_bytes(b"\xff" * data.stat().st_size)
-    (path / "in-use").touch()
 
 
 def test_an_index_that_is_made_anew_hides_it_again(tmp_path):
@@ -124,7 +127,7 @@ def test_a_damaged_list_of_what_is_hidden_is_no_reason_not_to_open(tmp_path, tex
     lose_the_index(tmp_path)
     with BlockStore.open(config(tmp_path)) as store:
         check_all(store, objects(1, 5))
-    is_told = "which namespaces were hidden is not known" in caplog.text
+    is_told = "is not known" in caplog.text
     assert is_told == (text != "")
 
 
@@ -145,3 +148,52 @@ def test_what_can_not_be_written_down_is_not_hidden(filled, monkeypatch):
     with pytest.raises(StoreFullError):
         filled.invalidate(NAMESPACE.id, "x")
     check_all(filled, objects(1, 5))
+
+
+NONSENSE = [
+    "[]",
+    '{"x": 1}',
+    "[" * 100_000,
+    json.dumps({NAMESPACE.id.hex(): {"hidden_ns": 1 << 65, "reason": "", "fields": "00"}}),
+    *(
+        json.dumps({NAMESPACE.id.hex(): {"hidden_ns": n, "reason": "r", "fields": FIELDS}})
+        for n in (float("inf"), 1 << 65, 1 << 63, 0, -5, "x", None)
+    ),
+]
+
+
+@pytest.mark.parametrize("text", NONSENSE)
+def test_a_file_that_makes_no_sense_hides_nothing_and_stops_nobody(tmp_path, caplog, text):
+    with BlockStore.open(config(tmp_path)) as store:
+        store.put(NAMESPACE, objects(1, 5))
+        store.put(OTHER, objects(1, 5, namespace=OTHER))
+        store.invalidate(OTHER.id, "why")
+    other = (tmp_path / HIDDEN).read_text()
+    (tmp_path / HIDDEN).write_text(text)
+    with BlockStore.open(config(tmp_path)) as store:
+        check_all(store, objects(1, 5))
+    assert "not known" in caplog.text
+    if text.startswith("{"):  # what does make sense beside it counts
+        both = json.loads(text) | json.loads(other)
+        (tmp_path / HIDDEN).write_text(json.dumps(both))
+        shutil.rmtree(tmp_path / "index")
+        with BlockStore.open(config(tmp_path)) as store:
+            check_all(store, objects(1, 5))
+            assert entries(store, objects(1, 5, namespace=OTHER), OTHER) == []
+
+
+@pytest.mark.parametrize("reason", ["\udcff\ud800", "a\n\x1b[31mb\x00", "x" * 5000])
+def test_any_reason_can_be_kept_and_shown(tmp_path, reason):
+    with BlockStore.open(config(tmp_path)) as store:
+        store.put(NAMESPACE, objects(1, 5))
+        assert store.invalidate(NAMESPACE.id, reason)
+    for _ in range(2):
+        with BlockStore.open(config(tmp_path)) as store:
+            (info,) = store.namespaces()
+            assert info.hidden_since is not None
+            assert info.reason.isprintable()
+            assert 1 < len(info.reason) <= 1000
+        shutil.rmtree(tmp_path / "index")
+    with BlockStore.open(config(tmp_path)) as store:
+        assert store.reinstate(NAMESPACE.id)
+        check_all(store, objects(1, 5))

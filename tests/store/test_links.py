@@ -158,7 +158,7 @@ def test_in_the_quarantine(filled, precious, tmp_path):
     with BlockStore.open(config(filled)) as store:
         listed = store.verify().quarantined
         assert [each.reason for each in listed] == ["why"]  # the hard link: a file, only looked at
-    assert Quarantine(filled / "quarantine", 1 << 20).records()[0].name.startswith("0")
+    assert Quarantine(filled / "quarantine", 1 << 20).records()[0].name.startswith("1")
     assert (filled / "quarantine" / "notes.rec").read_text() == "not ours"
 
 

@@ -3,13 +3,20 @@ import json
 import logging
 import os
 import stat
+from functools import partial
 from pathlib import Path
 
 import pytest
 from store_tools import NAMESPACE, config, objects
 
 from spillcache.config import GIB, MIB
-from spillcache.errors import ConfigError, StoreFormatError, StoreIOError, StoreLocationError
+from spillcache.errors import (
+    ConfigError,
+    StoreError,
+    StoreFormatError,
+    StoreIOError,
+    StoreLocationError,
+)
 from spillcache.store import location as module
 from spillcache.store.block_store import BlockStore
 from spillcache.store.location import (
@@ -94,6 +101,8 @@ def test_somebody_elses_files_are_neither_adopted_nor_deleted(tmp_path):
         '{"format": 1}',
         '{"format": 1, "store_id": "zz", "quota_bytes": 1, "created_ns": 1}',
         '{"format": 1, "store_id": "00", "quota_bytes": 1, "created_ns": 1}',
+        f'{{"format": 1, "store_id": "{"00" * 16}", "quota_bytes": Infinity, "created_ns": 1}}',
+        "[" * 5000,
     ],
 )
 def test_settings_that_are_not_ours_are_refused(tmp_path, text):
@@ -240,3 +249,38 @@ def test_only_old_temporary_files_are_left_behind(tmp_path):
         os.utime(path, (path.stat().st_mtime - age_s,) * 2)
         assert is_stale_temporary(path) == stale
     assert not is_stale_temporary(tmp_path / ".spillcache-gone")
+
+
+def test_a_link_to_nothing_is_no_place(tmp_path):
+    (tmp_path / "cache").symlink_to(tmp_path / "nowhere")
+    for each in (examine, read_location, partial(open_location, quota_bytes=None)):
+        with pytest.raises(StoreError):
+            each(tmp_path / "cache")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_quota_beyond_all_numbers_is_refused(tmp_path):
+    """It would be written into settings that nobody can read any more."""
+    made = open_location(tmp_path / "cache", None)
+    with pytest.raises(ConfigError, match="more than can be"):
+        open_location(tmp_path / "cache", 1 << 63)
+    assert read_location(tmp_path / "cache") == made
+
+
+def test_a_home_that_nobody_has():
+    with pytest.raises(ConfigError, match="home directory"):
+        open_location(Path("~no-such-user-here/cache"), None)
+
+
+def test_another_users_store_is_not_looked_into(tmp_path, monkeypatch):
+    open_location(tmp_path / "cache", None)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(StoreLocationError, match="belongs to user"):
+        read_location(tmp_path / "cache")
+
+
+def test_care_makes_no_store(tmp_path):
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(StoreError, match=r"holds no spillcache store|is not there"):
+            open_location(path, make=False)
+    assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,7 @@
 """What was not used for long goes."""
 
+import time
+
 import pytest
 from store_tools import NAMESPACE, check_all, config, entries, objects
 
@@ -97,7 +99,7 @@ def test_pinned_blocks_and_the_prefix_that_is_put_stay(tmp_path, clock):
 
 
 def test_gc_by_age(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr("spillcache.store.gc._STEP_OBJECTS", 3)
+    monkeypatch.setattr("spillcache.store.gc._STEPS_OBJECTS", (3,))
     with BlockStore.open(config(tmp_path)) as store:
         put(store, 1)
         clock.offset_s = 500
@@ -131,3 +133,20 @@ def test_it_costs_what_goes_and_not_what_there_is(tmp_path, clock, monkeypatch):
         gone = store._opened.index.write(lambda c: evict_older(c, oldest, lambda _: False, 1 << 40))
         assert len(gone.places) == 8
         assert len(looked) < 30
+
+
+def test_uses_count_when_the_system_s_clock_goes_back(tmp_path, monkeypatch):
+    """The store's clock does not, so a use must not seem older than what was written before it."""
+    ahead = time.time_ns() + 10**18
+    with BlockStore.open(config(tmp_path)) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time_ns", lambda: ahead)
+            store.put(NAMESPACE, objects(1, 1))
+            store.put(NAMESPACE, objects(2, 1))
+        store.touch(NAMESPACE.id, objects(1, 1)[0].block)
+        (first,), (second,) = (entries(store, objects(seed, 1)) for seed in (1, 2))
+        assert first.last_use < second.last_use
+        store.gc()
+        store.namespaces()
+        (first,), (second,) = (entries(store, objects(seed, 1)) for seed in (1, 2))
+        assert first.last_use > second.last_use

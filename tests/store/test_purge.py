@@ -180,3 +180,21 @@ def test_beside_a_running_writer(tmp_path):
         kill(child)
     with BlockStore.open(config(tmp_path)) as store:
         check_all(store, wanted)
+
+
+def test_what_only_looks_like_ours_stays(tmp_path):
+    """Names that spillcache would not write, and what is no file."""
+    with BlockStore.open(config(tmp_path)) as store:
+        store.put(NAMESPACE, objects(1, 3))
+        for name in ("segments/7.seg", "segments/0000000٣.seg", "quarantine/notes.rec"):
+            (tmp_path / name).write_text("mine")
+        record = f"quarantine/{1:020d}-{'0' * 16}-{'0' * 16}-kv-1-4096-why.rec"
+        (tmp_path / record).mkdir()
+        store.purge()
+        assert store.verify().quarantined == []
+        assert BlockStore.inspect(tmp_path).quarantined == 0
+    done = BlockStore.remove(tmp_path)
+    assert done.foreign == ["quarantine", "segments"]
+    left = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*"))
+    ours = ["quarantine", "quarantine/notes.rec", record, "segments"]
+    assert left == sorted([*ours, "segments/0000000٣.seg", "segments/7.seg"])

@@ -148,6 +148,7 @@ def test_what_can_not_be_read_is_left_alone(tmp_path):
         report = store.verify(fix=True)
         assert (report.unreadable, report.damaged, report.fixed) == (8, 0, 0)
         assert report.segments == ["segment 1 could not be read: Input/output error"]
+        assert report.left == 9
         files.fail_reads = False
         assert store.verify().is_sound
         check_all(store, wanted)
@@ -175,8 +176,10 @@ def test_objects_of_a_lost_file(filled, wanted):
     report = filled.verify()
     assert report.missing > 10
     assert report.fixed == 0
+    assert report.left == report.missing
     report = filled.verify(fix=True)
     assert report.missing == report.fixed > 10
+    assert report.left == 0
     assert filled.verify().is_sound
     check_figures_but_reservations(filled)
 
@@ -186,7 +189,9 @@ def test_a_damaged_header_of_a_segment(filled, wanted):
     flip(path, 20)
     report = filled.verify()
     assert report.segments == ["segment 1: its header is damaged"]
-    assert filled.verify(fix=True).fixed == 1
+    assert report.left == 1
+    report = filled.verify(fix=True)
+    assert (report.fixed, report.left) == (1, 0)
     assert filled.verify().is_sound
     filled.close()
     shutil.rmtree(filled.path / "index")
@@ -211,6 +216,7 @@ def test_the_fields_of_a_namespace_that_are_lost_are_reported(tmp_path):
         assert report.segments == [
             f"segment 1 has lost the fields of namespace {NAMESPACE.id.hex()}"
         ]
+        assert report.left == store.verify(fix=True).left == 1
 
 
 def spoil(store, block):

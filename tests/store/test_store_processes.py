@@ -177,3 +177,27 @@ def test_a_dead_process_gives_its_readers_back(tmp_path):
         for seed in range(3):
             store.put(NAMESPACE, objects(seed, 5))
         assert store._opened.index._env.reader_check() == 0
+
+
+def test_a_reader_that_is_killed_beside_a_writer_is_forgotten(tmp_path, monkeypatch):
+    """Not only at the next open: servers run for months, and ``ls`` may be killed."""
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom spillcache.store.index import Index\n"
+        "with Index(Path(sys.argv[1]), read_only=True).read() as catalog:\n"
+        "    print(catalog.meta.clock, flush=True)\n    time.sleep(600)\n"
+    )
+    with BlockStore.open(config(tmp_path)) as store:
+        store.put(NAMESPACE, objects(1, 5))
+        command = [sys.executable, "-c", script, str(tmp_path / "index")]
+        reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert reader.stdout.readline()
+        kill(reader)
+        index = store._opened.index
+        used = index._env.info()["num_readers"]
+        assert str(reader.pid) in index._env.readers()
+        store.set_note("x", b"1")
+        assert str(reader.pid) in index._env.readers(), "not at every write"
+        index._clear_at = 0.0
+        store.set_note("x", b"2")
+        assert str(reader.pid) not in index._env.readers()
+        assert index._env.info()["num_readers"] <= used
