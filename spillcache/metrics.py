@@ -34,6 +34,15 @@ class Metrics:
         self.restored_blocks = Counter(
             "spillcache_restored_blocks", "Blocks imported into the engine", ["tier"], registry=r
         )
+        self.restored_tokens = Counter(
+            "spillcache_restored_tokens", "Tokens imported into the engine", ["tier"], registry=r
+        )
+        self.refused_tokens = Counter(
+            "spillcache_refused_tokens",
+            "Prompt tokens that a tier held and that were computed all the same",
+            ["tier", "reason"],
+            registry=r,
+        )
         self.restored_bytes = Counter(
             "spillcache_restored_bytes", "Payload bytes imported", ["tier"], registry=r
         )
@@ -57,6 +66,11 @@ class Metrics:
         )
         self.evicted_objects = Counter(
             "spillcache_evicted_objects", "Objects evicted, by tier", ["tier"], registry=r
+        )
+        self.condemned_blocks = Counter(
+            "spillcache_condemned_blocks",
+            "Blocks that failed in use and were deleted",
+            registry=r,
         )
         self.corrupt_objects = Counter(
             "spillcache_corrupt_objects", "Objects quarantined", registry=r

@@ -138,7 +138,7 @@ def test_every_field_of_requests_is_documented() -> None:
 
 def test_every_field_of_timings_is_documented() -> None:
     text = (DOCS / "api.md").read_text()
-    timings = timings_object(Usage(9, 4, {"disk": 4}), Timings(1.5, 2.5, 3, 4.5, 5.5))
+    timings = timings_object(Usage(9, 4, {"disk": 4}), Timings(1.5, 2.5, 3, {}, {}, 4.5, 5.5))
     (sample,) = (
         json.loads(block)
         for block in re.findall(r"```json\n(.*?)```", text, re.S)

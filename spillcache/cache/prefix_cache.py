@@ -59,13 +59,17 @@ class Match:
 
     def blocks_by_source(self) -> dict[Source, int]:
         """How many blocks come from each tier; one that needs no part comes with its successor."""
-        counts: Counter[Source] = Counter()
+        return dict(Counter(self.sources()))
+
+    def sources(self) -> list[Source]:
+        """The tier that each block comes from, as ``blocks_by_source``."""
+        found: list[Source] = []
         source: Source = "ram"
         for step in reversed(self.steps):
             if step.ram or step.disk:
                 source = step.source
-            counts[source] += 1
-        return dict(counts)
+            found.append(source)
+        return found[::-1]
 
     def release(self) -> None:
         """Unpin; may be called twice."""
@@ -97,6 +101,8 @@ class PrefixCache:
             capacity = max(capacity, STAGING_BYTES)
         self._ram = RamTier(capacity)
         self._pinned_blocks = 0
+        self._doubted: Counter[BlockHash] = Counter()
+        """Blocks whose copy on disk is not used: see ``doubt``."""
         self._metrics.ram_bytes.set_function(lambda: float(self._ram.used_bytes))
         self._breaker = Breaker()
         # Evicted blocks that wait for the disk live beside the others, within the same bound.
@@ -136,6 +142,7 @@ class PrefixCache:
         hashes = chain.hashes[:limit]
         with self._lock:
             blocks = [None if h in without else self._pinned(h) for h in hashes]
+            without = {*without, *self._doubted} if self._doubted else without
         try:
             steps = self._steps(chain, hashes, blocks, without)
             pin = self._pin(steps)
@@ -186,7 +193,7 @@ class PrefixCache:
         return block
 
     def _unpin(self, block: RamBlock) -> None:
-        block.pins -= 1
+        self._ram.unpin(block)
         self._pinned_blocks -= 1
         if self._spiller is not None:
             self._spiller.free(block)  # it may have reached the disk meanwhile
@@ -241,16 +248,28 @@ class PrefixCache:
             self._streams.add(stream)
         return stream
 
-    def restored(self, match: Match) -> None:
-        """Count a match whose blocks the engine has all taken."""
-        if any(step.disk for step in match.steps):
+    def restored(self, match: Match, blocks: int) -> dict[Source, int]:
+        """Count the first ``blocks`` blocks of a match, which the engine has taken: they are
+        restored, whatever becomes of them. Their tokens by tier.
+        """
+        steps = match.steps[:blocks]
+        if blocks == match.blocks and any(step.disk for step in steps):
             self._breaker.worked("read")
-        for source, count in match.blocks_by_source().items():
+        tokens: Counter[Source] = Counter()
+        for source, count in Counter(match.sources()[:blocks]).items():
+            tokens[source] = count * self.geometry.block_tokens
             self._metrics.restored_blocks.labels(source).inc(count)
-        ram = sum(len(view) for step in match.steps for view in step.ram.values())
-        disk = sum(entry.raw_bytes for step in match.steps for entry in step.disk.values())
+            self._metrics.restored_tokens.labels(source).inc(tokens[source])
+        ram = sum(len(view) for step in steps for view in step.ram.values())
+        disk = sum(entry.raw_bytes for step in steps for entry in step.disk.values())
         self._metrics.restored_bytes.labels("ram").inc(ram)
         self._metrics.restored_bytes.labels("disk").inc(disk)
+        return dict(tokens)
+
+    def refused(self, tier: Source, tokens: int, reason: str) -> None:
+        """Count tokens that a tier held and that are computed all the same."""
+        if tokens:
+            self._metrics.refused_tokens.labels(tier, reason).inc(tokens)
 
     # In.
 
@@ -310,7 +329,7 @@ class PrefixCache:
                 self._evict(victim)
         finally:
             for block in held:
-                block.pins -= 1
+                self._ram.unpin(block)
         return True
 
     @property
@@ -338,6 +357,51 @@ class PrefixCache:
             self._store.touch(chain.namespace.id, chain.hashes[-1], windows)
         except StoreError as error:
             self.failed(error)
+
+    # What is whole, and fails all the same when it is used.
+
+    def doubt(self, hashes: Sequence[BlockHash]) -> None:
+        """These blocks may be what made the engine fail. RAM forgets them and all that follow them;
+        what the disk has of them is not used until ``acquit`` or ``condemn`` is called.
+        """
+        with self._lock:
+            self._doubted.update(hashes)
+            doomed = set(hashes)
+            for block in self._ram.all():
+                if block.hash in doomed or block.parent in doomed:
+                    doomed.add(block.hash)
+                    self._give_up(block)
+
+    def acquit(self, hashes: Sequence[BlockHash]) -> None:
+        """It was not these blocks: what the disk has of them may be used again."""
+        with self._lock:
+            self._doubted -= Counter(hashes)
+
+    def condemn(self, namespace: Namespace, hashes: Sequence[BlockHash], reason: str) -> None:
+        """It was these blocks, which ``doubt`` has named: the disk forgets them, soon and in
+        another thread. RAM may hold them again by now, computed anew: they are written after that.
+        """
+        self._metrics.condemned_blocks.inc(len(hashes))
+        log.error("%d blocks failed in use and are deleted: %s", len(hashes), reason)
+
+        def then() -> None:
+            with self._lock:
+                self._doubted -= Counter(hashes)
+                now = time.monotonic()
+                for block in filter(None, map(self._ram.get, hashes)):
+                    block.dirty_since = block.dirty_since if block.unsaved else now
+                    self._ram.unsave(block)
+
+        if self._spiller is None:
+            self.acquit(hashes)
+        else:
+            self._spiller.discard(namespace.id, hashes, reason, then)
+
+    def _give_up(self, block: RamBlock) -> None:
+        if self._spiller is not None:
+            self._spiller.give_up(block)
+        else:
+            self._ram.remove(block)
 
     # Care.
 
@@ -404,6 +468,7 @@ class PrefixCache:
             return {
                 "blocks": len(self._ram),
                 "bytes": self._ram.used_bytes,
+                "pooled_bytes": self._ram.pooled_bytes,
                 "capacity_bytes": self._ram.capacity_bytes,
                 "unsaved_blocks": self._ram.dirty,
                 "pinned_blocks": self._pinned_blocks,

@@ -30,6 +30,8 @@ class RamBlock:
     pins: int = 0
     leaving: bool = False
     """Evicted, and only here until it is on disk."""
+    removed: bool = False
+    """Nobody finds it any more; its buffers are held until the last pin goes."""
 
     @property
     def size(self) -> int:
@@ -44,14 +46,19 @@ class BufferPool:
         self._free: dict[int, list[memoryview]] = defaultdict(list)
         self.free_bytes = 0
 
-    def take(self, payload: Buffer) -> memoryview:
-        """A buffer that holds a copy of ``payload``."""
+    def take(self, payload: Buffer, room_bytes: int) -> memoryview:
+        """A buffer that holds a copy of ``payload``.
+
+        ``room_bytes``: what it and the free ones may take together; where no free one has its size,
+        others are handed back first, so that not even for a moment it is more.
+        """
         size = len(payload)
         free = self._free.get(size)
         if free:
             self.free_bytes -= size
             buffer = free.pop()
         else:
+            self.shrink(size + self.free_bytes - room_bytes)
             buffer = memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
         buffer[:] = memoryview(payload).cast("B")
         return buffer
@@ -68,10 +75,14 @@ class BufferPool:
                 free.pop()
                 self.free_bytes -= width
                 size -= width
+            if size <= 0:
+                return
 
 
 class RamTier:
-    """Blocks by hash, within ``capacity`` bytes of payload (free pooled buffers included)."""
+    """Blocks by hash, within ``capacity`` bytes of payload (free pooled buffers included), if room
+    is made before ``add``.
+    """
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -96,6 +107,15 @@ class RamTier:
         return iter(self._dirty.values())
 
     @property
+    def pooled_bytes(self) -> int:
+        """Free buffers, kept for the next blocks."""
+        return self._pool.free_bytes
+
+    def all(self) -> list[RamBlock]:
+        """Every block that can be found, parents before children."""
+        return sorted(self._blocks.values(), key=lambda block: block.index)
+
+    @property
     def dirty(self) -> int:
         """How many blocks have parts that are not on disk."""
         return len(self._dirty)
@@ -103,8 +123,8 @@ class RamTier:
     def saved(self, block: RamBlock, *parts: Part) -> None:
         """These parts of ``block`` are on disk, or given up."""
         block.unsaved.difference_update(parts)
-        if not block.unsaved:
-            self._dirty.pop(block.hash, None)
+        if not block.unsaved and self._dirty.get(block.hash) is block:
+            del self._dirty[block.hash]
 
     def unsave(self, block: RamBlock) -> None:
         """Nothing of ``block`` is on disk any more."""
@@ -118,7 +138,7 @@ class RamTier:
         for part, payload in state.items():
             if part in block.parts:
                 continue
-            block.parts[part] = self._pool.take(payload)
+            block.parts[part] = self._pool.take(payload, self.capacity_bytes - self.used_bytes)
             self.used_bytes += len(payload)
             if save:
                 block.unsaved.add(part)
@@ -128,9 +148,6 @@ class RamTier:
             self._children[block.parent] += 1
         self._lru[block.hash] = block
         self._lru.move_to_end(block.hash)
-        spare = self.used_bytes + self._pool.free_bytes - self.capacity_bytes
-        if spare > 0:
-            self._pool.shrink(spare)
 
     def touch(self, chain: Iterable[BlockHash], now: float) -> None:
         """Count a use of a chain, given from its root on: its deepest block will go first."""
@@ -151,12 +168,25 @@ class RamTier:
         self._orphan(block)
 
     def remove(self, block: RamBlock) -> None:
-        """Forget ``block`` and reuse its buffers; nobody may hold a view of them."""
+        """Have nobody find ``block`` any more, nor write it; its buffers are reused when the last
+        pin goes. Nobody else may hold a view of them.
+        """
         del self._blocks[block.hash]
         if not block.leaving:
             self._lru.pop(block.hash, None)
             self._orphan(block)
         self.saved(block, *block.parts)
+        block.removed = True
+        if not block.pins:
+            self._recycle(block)
+
+    def unpin(self, block: RamBlock) -> None:
+        """Take one pin away."""
+        block.pins -= 1
+        if block.removed and not block.pins:
+            self._recycle(block)
+
+    def _recycle(self, block: RamBlock) -> None:
         for payload in block.parts.values():
             self.used_bytes -= len(payload)
             self._pool.give(payload)

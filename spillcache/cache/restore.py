@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from spillcache.chain import BlockHash
 from spillcache.config import MIB
@@ -20,6 +20,7 @@ from spillcache.store.block_store import BlockStore, Entry, Payload
 log = logging.getLogger("spillcache.cache")
 
 Source = Literal["ram", "disk"]
+SOURCES: tuple[Source, ...] = get_args(Source)
 _AHEAD_BLOCKS = 16
 """Blocks between reader and engine; the store bounds the bytes that are read ahead."""
 

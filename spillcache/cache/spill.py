@@ -145,8 +145,14 @@ class Spiller:
     def free(self, block: RamBlock) -> None:
         """Give up a block that was only waiting for the disk, once nobody needs it any more."""
         if block.leaving and not block.unsaved and not block.pins:
+            self.give_up(block)
+
+    def give_up(self, block: RamBlock) -> None:
+        """Have nobody find ``block`` any more, nor write it."""
+        if block.leaving:
             self.leaving_bytes -= block.size
-            self._ram.remove(block)
+        self._ram.remove(block)
+        block.leaving = False
 
     # Called without it.
 
@@ -363,7 +369,7 @@ class Spiller:
                 self._lose("store", dropped)
         finally:
             with self._lock:
-                leaf.pins -= 1
+                self._ram.unpin(leaf)
                 self.free(leaf)
 
     def _write_chain(self, leaf: RamBlock) -> int:
@@ -452,7 +458,7 @@ class Spiller:
         now = time.monotonic()
         with self._lock:
             for item in group:
-                item.block.pins -= 1
+                self._ram.unpin(item.block)
                 if saved:
                     self._ram.saved(item.block, item.part)
             for block in {id(item.block): item.block for item in group}.values():

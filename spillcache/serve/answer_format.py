@@ -34,6 +34,8 @@ def timings_object(usage: Usage, timings: Timings) -> dict[str, Any]:
         "cache": {tier: usage.cached.get(tier, 0) for tier in ("live", "ram", "disk")},
         "restore_ms": round(timings.restore_ms, 3),
         "restored_bytes": timings.restored_bytes,
+        "restored": {tier: timings.restored.get(tier, 0) for tier in ("ram", "disk")},
+        "refused": timings.refused,
         "queue_ms": round(timings.queue_ms, 3),
     }
 

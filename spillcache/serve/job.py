@@ -52,6 +52,10 @@ class Timings:
     restore_ms: float
     """Reading and importing cached state (0 when live or cold)."""
     restored_bytes: int
+    restored: dict[Tier, int]
+    """Prompt tokens imported by tier, whether or not the answer went on from them."""
+    refused: dict[str, int]
+    """Prompt tokens that a tier held and that were computed all the same, by reason."""
     prompt_ms: float
     """From the start of work on the prompt to its last logits, restore included."""
     predicted_ms: float

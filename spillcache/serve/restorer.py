@@ -6,7 +6,8 @@ import logging
 import time
 
 from spillcache.cache.prefix_cache import Match, PrefixCache
-from spillcache.chain import Chain
+from spillcache.cache.restore import SOURCES
+from spillcache.chain import BlockHash, Chain
 from spillcache.config import KIB
 from spillcache.engine.base import Engine
 from spillcache.errors import EngineError, SpillcacheError, StateRejected, StoreError, StoreIOError
@@ -85,8 +86,13 @@ class Restorer:
         except (StoreError, EngineError) as error:
             return self._failed(sequence, restore, error)
         restore.close()
-        self._cache.restored(restore.match)
+        self.count(restore)
         return True
+
+    def count(self, restore: Restore) -> None:
+        """Count what was imported, once: when the restore ends, however it does."""
+        restore.restored.update(self._cache.restored(restore.match, restore.blocks))
+        restore.blocks = 0
 
     def _import_one(self, sequence: int, restore: Restore, pace: RestorePace | None) -> bool:
         block = restore.stream.take(SLICE_S if pace is None else 0.0)
@@ -124,19 +130,42 @@ class Restorer:
         self._engine.clear(sequence)
         step = restore.match.steps[min(restore.blocks, restore.match.blocks - 1)]
         restore.failed.add(step.hash)
-        restore.blocks = restore.size = 0
+        if isinstance(error, StateRejected):
+            self._never_again(restore.match.chain, step.hash, error)
+        lost = self.tokens_by_tier(restore)
+        self.count(restore)
+        restore.size = 0
         restore.match.steps = []
+        match = self._match_again(restore)
+        if match is not None:
+            restore.attempts += 1
+            restore.match, restore.stream = match, self._cache.restore(match)
+            restore.last_block = now = time.monotonic()
+            restore.deadline = _deadline(match, now)
+        self._count_lost(restore, lost, error.code)
+        return match is None
+
+    def _match_again(self, restore: Restore) -> Match | None:
         if restore.attempts >= ATTEMPTS:
-            return True
+            return None
         match = self._cache.match(restore.match.chain, without=restore.failed)
         if not match.blocks:
             match.release()
-            return True
-        restore.attempts += 1
-        restore.match, restore.stream = match, self._cache.restore(match)
-        restore.last_block = now = time.monotonic()
-        restore.deadline = _deadline(match, now)
-        return False
+            return None
+        return match
+
+    def _count_lost(self, restore: Restore, before: dict[Tier, int], reason: str) -> None:
+        """Count what the restore no longer aims at."""
+        now = self.tokens_by_tier(restore)
+        for tier in SOURCES:
+            tokens = max(0, before.get(tier, 0) - now.get(tier, 0))
+            self._cache.refused(tier, tokens, reason)
+            restore.refused[reason] += tokens
+
+    def _never_again(self, chain: Chain, block: BlockHash, error: StateRejected) -> None:
+        """A block that the engine refuses would be refused at every retry."""
+        self._cache.doubt([block])
+        self._cache.condemn(chain.namespace, [block], str(error))
 
     def tokens_by_tier(self, restore: Restore) -> dict[Tier, int]:
         """Restored tokens by the tier that they came from; empty when it was given up."""

@@ -44,6 +44,8 @@ from spillcache.serve.read_ahead import ReadAhead
 from spillcache.serve.restorer import Restorer
 from spillcache.serve.slot_choice import Choice, choose, usable_live
 from spillcache.serve.slots import Job, Phase, Restore, Slot
+from spillcache.serve.tally import Tally
+from spillcache.serve.trial import Trials
 
 log = logging.getLogger("spillcache.serve")
 
@@ -65,6 +67,8 @@ class Scheduler:
         self._ahead = ReadAhead()
         self._restore_pace = RestorePace()
         self._prefill_pace = PrefillPace()
+        self._trials: Trials | None = None
+        self._tally = Tally(metrics)
         self._attaching: Callable[[], None] | None = None
         self._stopping = False
         self._deadline = 0.0
@@ -88,6 +92,7 @@ class Scheduler:
             self._namespace = namespace
             self._restorer = Restorer(self._engine, cache)
             self._keeper = Keeper(self._engine, cache, namespace)
+            self._trials = Trials(self._engine, cache)
 
         with self._wake:
             self._attaching = attach
@@ -192,12 +197,18 @@ class Scheduler:
 
     def _refuse(self, job: Job, error: SpillcacheError) -> None:
         job.emit(ErrorEvent(error))
-        job.close()
+        self._end(job)
         self._metrics.requests.labels("error").inc()
 
     def _drop(self, job: Job) -> None:
-        job.close()
+        self._end(job)
         self._metrics.requests.labels("cancelled").inc()
+
+    def _end(self, job: Job) -> None:
+        job.close()
+        self._tally.end(job)
+        if self._trials is not None:
+            self._trials.end(job)
 
     def _drop_cancelled(self) -> None:
         for slot in self._slots:
@@ -240,7 +251,7 @@ class Scheduler:
         job = self._queue.head
         if self._ahead.knows(job):
             return
-        if job is None or self._restorer is None or not job.request.cache_prompt:
+        if job is None or self._restorer is None or not job.reuses:
             self._ahead.close()
             return
         chain = self._chain(job)
@@ -257,7 +268,7 @@ class Scheduler:
         """
         job.started = job.started or time.monotonic()
         job.ticket.started = True
-        engine, reuse = self._engine, job.request.cache_prompt
+        engine, reuse = self._engine, job.reuses
         chain = self._chain(job)
         choice = choose(self._slots, chain, engine, reuse=reuse)
         restore = self._begin_restore(job, chain, choice.live) if reuse else None
@@ -267,7 +278,11 @@ class Scheduler:
         elif not self._take_live(choice):
             live = 0
         slot.job, slot.chain, slot.last_use = job, chain, time.monotonic()
-        slot.boundary, slot.restore = None, restore
+        slot.boundary, slot.restore, job.on_trial = None, restore, 0
+        if restore is not None and not job.answer:
+            restore.restored, restore.refused = job.restored, job.refused
+        if live and self._trials is not None:
+            self._trials.inherit(slot, choice.source, live)
         slot.phase = Phase.PREFILL if restore is None else Phase.RESTORE
         self._metrics.active.set(self.busy())
         self._reserve(slot, len(chain))
@@ -326,6 +341,7 @@ class Scheduler:
         if not self._restorer.advance(slot.index, restore, pace):
             return
         slot.restore, slot.phase = None, Phase.PREFILL
+        job.on_trial = restore.match.blocks
         if job.answer:  # taken up again after it gave way: what is reused is not the prompt's
             return
         job.restore_s = time.monotonic() - restore.started
@@ -381,19 +397,16 @@ class Scheduler:
         job = slot.job
         if job is None:
             return
+        if self._trials is not None and not self._trials.verdict(slot):
+            self._put_back(slot)
+            return
         slot.phase = Phase.DECODE
         if not job.prompt_done:
             job.prompt_done = time.monotonic()
-            self._count_prompt(job)
+            self._tally.prompt(job)
         if job.sampler is None:
             job.sampler = self._engine.sampler(job.request.sampling, job.request.tokens)
         self._sample(slot, job)
-
-    def _count_prompt(self, job: Job) -> None:
-        for tier, count in job.cached.items():
-            self._metrics.prompt_tokens.labels(tier).inc(count)
-        computed = len(job.request.tokens) - sum(job.cached.values())
-        self._metrics.prompt_tokens.labels("computed").inc(computed)
 
     # Decode.
 
@@ -458,7 +471,10 @@ class Scheduler:
         except DecodeError as error:
             self._metrics.errors.labels(error.code).inc()
             for slot in slots:
-                self._fail(slot, error)
+                if self._trials is not None and self._trials.failed(slot, error):
+                    self._put_back(slot)
+                else:
+                    self._fail(slot, error)
             return False
         return True
 
@@ -476,14 +492,16 @@ class Scheduler:
 
     def _preempt(self, slot: Slot) -> None:
         """Put a request back at the head of the queue; its blocks are in RAM."""
-        job = slot.job
-        if job is None:
-            return
         log.info("the context is full: a request gives way and is taken up again")
-        slot.job = None
         self._end_turn(slot)
+        self._put_back(slot)
+
+    def _put_back(self, slot: Slot) -> None:
+        """Empty the slot; its request is the next to be begun."""
+        job, slot.job = slot.job, None
         self._forget(slot)
-        self._queue.put_back(job)
+        if job is not None:
+            self._queue.put_back(job)
 
     def _give_up(self, slot: Slot, error: ContextFullError) -> None:
         job = slot.job
@@ -514,7 +532,7 @@ class Scheduler:
         slot.phase, slot.last_use = Phase.IDLE, time.monotonic()
         job, slot.job = slot.job, None
         if job is not None:
-            job.close()
+            self._end(job)
         self._metrics.active.set(self.busy())
         self._end_turn(slot)
 
@@ -532,5 +550,7 @@ class Scheduler:
         """Empty the slot; a restore into it ends."""
         if slot.restore is not None:
             slot.restore.close()
+            if self._restorer is not None:
+                self._restorer.count(slot.restore)
         self._engine.clear(slot.index)
         slot.chain, slot.boundary, slot.restore, slot.phase = None, None, None, Phase.IDLE

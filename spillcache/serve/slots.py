@@ -1,6 +1,7 @@
 """A slot: one engine sequence, the tokens it holds, and the job that uses it."""
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -41,6 +42,22 @@ class Job:
     cached: dict[Tier, int] = field(default_factory=dict)
     restore_s: float = 0.0
     restored_bytes: int = 0
+    restored: Counter[Tier] = field(default_factory=Counter)
+    """Prompt tokens imported, whether or not the answer went on from them."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Prompt tokens that a tier held and that were computed all the same, by the reason's code."""
+    on_trial: int = 0
+    """Blocks restored that have not given logits yet: see ``trial``."""
+    doubted: list[BlockHash] = field(default_factory=list)
+    fault: str = ""
+    """What the engine said of the doubted ones."""
+    cold: bool = False
+    """It failed while it went on from restored state."""
+
+    @property
+    def reuses(self) -> bool:
+        """Whether it may go on from what is held anywhere."""
+        return self.request.cache_prompt and not self.cold
 
     @property
     def tokens(self) -> Tokens:
@@ -70,6 +87,8 @@ class Job:
             queue_ms=1000 * (self.started - self.submitted),
             restore_ms=1000 * self.restore_s,
             restored_bytes=self.restored_bytes,
+            restored=dict(self.restored),
+            refused=dict(self.refused),
             prompt_ms=1000 * (done - self.started),
             predicted_ms=1000 * (now - done),
         )
@@ -105,6 +124,10 @@ class Restore:
     blocks: int = 0
     size: int = 0
     """Payload bytes imported so far."""
+    restored: Counter[Tier] = field(default_factory=Counter)
+    """Tokens imported, in all attempts."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Tokens that were given up, by the reason's code."""
 
     def close(self) -> None:
         """Stop reading; the stream releases the match."""

@@ -277,7 +277,7 @@ def test_failures_between_good_restores_are_not_in_a_row(
         files.read_error = 0
         match = cache.match(c)
         assert len(restored(cache, match)) == 2
-        cache.restored(match)
+        cache.restored(match, match.blocks)
         assert cache.disk_reason == ""
 
 
@@ -456,10 +456,12 @@ def test_restored_is_counted_by_tier(
     cache.flush()
     forget_ram(cache, c.hashes[3:])
     match = cache.match(c)
-    cache.restored(match)
+    tokens = cache.restored(match, 4)
+    assert tokens == {"ram": 3 * BLOCK, "disk": BLOCK}
     match.release()
-    for tier, blocks in (("ram", 3), ("disk", 2)):
+    for tier, blocks in (("ram", 3), ("disk", 1)):
         assert sample(metrics, "restored_blocks_total", tier=tier) == blocks
+        assert sample(metrics, "restored_tokens_total", tier=tier) == blocks * BLOCK
         assert sample(metrics, "restored_bytes_total", tier=tier) == blocks * BLOCK_BYTES
 
 
@@ -744,6 +746,7 @@ def test_the_default_settings_open(tmp_path: Path) -> None:
     assert cache.status() == {
         "blocks": 0,
         "bytes": 0,
+        "pooled_bytes": 0,
         "capacity_bytes": MIB,
         "unsaved_blocks": 0,
         "pinned_blocks": 0,

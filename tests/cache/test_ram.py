@@ -85,14 +85,44 @@ def test_a_parent_that_comes_after_its_child_goes_after_it() -> None:
 
 def test_the_pool_reuses_buffers_and_shrinks() -> None:
     pool = BufferPool()
-    first = pool.take(b"abcd")
+    first = pool.take(b"abcd", 4)
     pool.give(first)
     assert pool.free_bytes == 4
-    assert pool.take(memoryview(b"wxyz")) is first
+    assert pool.take(memoryview(b"wxyz"), 4) is first
     assert bytes(first) == b"wxyz"
     pool.give(first)
     pool.shrink(1)
     assert pool.free_bytes == 0
+
+
+def test_a_new_size_hands_others_back_before_it_is_made() -> None:
+    pool = BufferPool()
+    for buffer in [pool.take(bytes(size), 100) for size in (10, 20, 30)]:
+        pool.give(buffer)
+    pool.take(bytes(60), 100)
+    assert 60 + pool.free_bytes <= 100
+    assert pool.free_bytes == 30, "no more than it takes"
+
+
+def test_a_pinned_block_that_is_removed_keeps_its_buffers_until_it_is_unpinned() -> None:
+    tier, c = RamTier(10_000), chain(2)
+    blocks = fill(tier, c, save=True)
+    blocks[0].pins = 2
+    view = blocks[0].parts[Part.KV]
+    tier.remove(blocks[0])
+    assert tier.get(c.hashes[0]) is None
+    assert list(tier.unsaved()) == blocks[1:]
+    assert tier.used_bytes == 200
+    fresh = fill(tier, c.__class__(NS, 4, [0] * 4), save=True)[0]
+    assert tier.get(c.hashes[0]) is fresh, "computed anew"
+    tier.saved(blocks[0], Part.KV)
+    assert set(tier.unsaved()) == {blocks[1], fresh}, "the old one's fate is not the new one's"
+    tier.unpin(blocks[0])
+    assert bytes(view) == bytes(100)
+    assert tier.used_bytes == 300
+    tier.unpin(blocks[0])
+    assert tier.used_bytes == 200
+    assert tier.pooled_bytes == 100
 
 
 def test_free_buffers_count_against_the_capacity() -> None:

@@ -110,7 +110,7 @@ def test_a_read_that_hangs_is_noticed(
         cache._breaker._clock = lambda: now
         match = cache.match(c)
         assert len(taken(cache.restore(match))) == 3
-        cache.restored(match)
+        cache.restored(match, match.blocks)
         assert cache.disk_reason == ""
         match.release()
         assert not store.unreleased

@@ -20,7 +20,13 @@ from spillcache.serve.job import DoneEvent, ErrorEvent, TextEvent, Ticket, Timin
 
 BOS, EOS = 256, 257
 TIMINGS = Timings(
-    queue_ms=1.5, restore_ms=20.0, restored_bytes=4096, prompt_ms=50.0, predicted_ms=40.0
+    queue_ms=1.5,
+    restore_ms=20.0,
+    restored_bytes=4096,
+    restored={"disk": 64},
+    refused={"KV_STORE_IO": 60},
+    prompt_ms=50.0,
+    predicted_ms=40.0,
 )
 
 

@@ -60,6 +60,8 @@ def test_timings(http):
         "cache": {"live": 0, "ram": 0, "disk": 4},
         "restore_ms": 20.0,
         "restored_bytes": 4096,
+        "restored": {"ram": 0, "disk": 64},
+        "refused": {"KV_STORE_IO": 60},
         "queue_ms": 1.5,
     }
 

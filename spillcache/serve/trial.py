@@ -1,0 +1,69 @@
+"""Restored state is on trial until it has given one row of sound logits.
+
+A block may be whole and still be what makes the engine fail. If the engine fails, or gives logits
+that are no numbers, while a prompt goes on from restored state, the request is computed anew, from
+nothing. If that works, it was the state: RAM and disk forget it, or else it would fail at every
+retry. If it fails, too, it was not.
+"""
+
+import logging
+
+import numpy as np
+
+from spillcache.cache.prefix_cache import PrefixCache
+from spillcache.cache.restore import SOURCES
+from spillcache.engine.base import Engine
+from spillcache.errors import DecodeError, EngineError
+from spillcache.serve.slots import Job, Slot
+
+log = logging.getLogger("spillcache.serve")
+
+
+class Trials:
+    """Who is on trial is noted in the jobs; engine's thread."""
+
+    def __init__(self, engine: Engine, cache: PrefixCache) -> None:
+        self._engine = engine
+        self._cache = cache
+
+    def inherit(self, slot: Slot, source: Slot, live: int) -> None:
+        """``slot`` goes on from ``live`` tokens of ``source``, which may be on trial itself."""
+        if slot.job is not None and source.job is not None and source.job is not slot.job:
+            blocks = -(-live // self._engine.geometry.block_tokens)
+            slot.job.on_trial = min(source.job.on_trial, blocks)
+
+    def failed(self, slot: Slot, error: EngineError) -> bool:
+        """Whether restored state may be the reason; then its request is to be computed anew."""
+        job, chain = slot.job, slot.chain
+        if job is None or chain is None or not job.on_trial:
+            return False
+        log.warning("restored state may be unsound, the prompt is computed anew: %s", error)
+        # What was computed from it is no better.
+        computed = self._engine.length(slot.index) // self._engine.geometry.block_tokens
+        hashes = chain.hashes[: max(job.on_trial, computed)]
+        self._cache.doubt(hashes)
+        for tier in SOURCES:
+            self._cache.refused(tier, job.cached.get(tier, 0), error.code)
+            job.refused[error.code] += job.cached.get(tier, 0)
+        job.doubted, job.fault = hashes, str(error)
+        job.on_trial, job.cached, job.cold = 0, {}, True
+        return True
+
+    def verdict(self, slot: Slot) -> bool:
+        """Look at a prompt's logits; False: its request is to be computed anew."""
+        job, chain = slot.job, slot.chain
+        if job is None or chain is None or not (job.on_trial or job.doubted):
+            return True
+        sound = bool(np.isfinite(self._engine.logits(slot.index)).all())
+        if not sound and job.on_trial:
+            return not self.failed(slot, DecodeError("the logits are not numbers"))
+        job.on_trial = 0
+        if sound and job.doubted:
+            self._cache.condemn(chain.namespace, job.doubted, job.fault)
+            job.doubted = []
+        return True
+
+    def end(self, job: Job) -> None:
+        """The request is over: what was not found guilty by now is not."""
+        self._cache.acquit(job.doubted)
+        job.doubted = []
