@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from spillcache.engine.base import SamplingParams, Tokens
-from spillcache.errors import SpillcacheError
+from spillcache.engine.base import Limits, SamplingParams, Tokens
+from spillcache.errors import PromptTooLong, RequestError, SpillcacheError
 
 FinishReason = Literal["stop", "length"]
 Tier = Literal["live", "ram", "disk"]
@@ -117,3 +117,20 @@ class Ticket:
     def cancelled(self) -> bool:
         """Whether ``cancel`` was called."""
         return self._cancelled
+
+
+def check_request(request: GenerationRequest, limits: Limits) -> None:
+    """Raise RequestError for an empty prompt or a token id outside the vocabulary, PromptTooLong
+    for one that leaves no room for an answer.
+    """
+    count = len(request.tokens)
+    if count == 0:
+        raise RequestError("the prompt is empty", param="prompt")
+    if int(request.tokens.max()) >= limits.vocabulary:
+        raise RequestError("the prompt has a token id outside the vocabulary", param="prompt")
+    if count >= limits.context_tokens:
+        raise PromptTooLong(
+            f"the prompt has {count} tokens and the context holds {limits.context_tokens}, one of "
+            "which the answer needs; shorten it or start the server with a larger -c",
+            param="prompt",
+        )

@@ -20,8 +20,6 @@ from spillcache.errors import (
     DecodeError,
     EngineError,
     NotReady,
-    PromptTooLong,
-    RequestError,
     SpillcacheError,
     StateRejected,
 )
@@ -35,6 +33,7 @@ from spillcache.serve.job import (
     Listener,
     TextEvent,
     Ticket,
+    check_request,
 )
 from spillcache.serve.job_queue import JobQueue
 from spillcache.serve.keeper import Keeper
@@ -67,7 +66,7 @@ class Scheduler:
         self._ahead = ReadAhead()
         self._restore_pace = RestorePace()
         self._prefill_pace = PrefillPace()
-        self._trials: Trials | None = None
+        self._trials = Trials(engine)
         self._tally = Tally(metrics)
         self._attaching: Callable[[], None] | None = None
         self._stopping = False
@@ -104,7 +103,7 @@ class Scheduler:
         Raises RequestError for an empty prompt or a token id outside the vocabulary, PromptTooLong,
         Overloaded, NotReady.
         """
-        self._check(request)
+        check_request(request, self._engine.limits)
         job = Job(request, listener, Ticket(), AnswerText(self._engine.token_bytes, request.stop))
         with self._wake:
             if self._stopping:
@@ -112,19 +111,6 @@ class Scheduler:
             self._queue.put(job)
             self._wake.notify()
         return job.ticket
-
-    def _check(self, request: GenerationRequest) -> None:
-        limits, count = self._engine.limits, len(request.tokens)
-        if count == 0:
-            raise RequestError("the prompt is empty", param="prompt")
-        if int(request.tokens.max()) >= limits.vocabulary:
-            raise RequestError("the prompt has a token id outside the vocabulary", param="prompt")
-        if count >= limits.context_tokens:
-            raise PromptTooLong(
-                f"the prompt has {count} tokens and the context holds {limits.context_tokens}, "
-                "one of which the answer needs; shorten it or start the server with a larger -c",
-                param="prompt",
-            )
 
     def stop(self, drain_s: float) -> None:
         """Refuse new requests, let running answers go on for ``drain_s``, end the thread;
@@ -207,8 +193,7 @@ class Scheduler:
     def _end(self, job: Job) -> None:
         job.close()
         self._tally.end(job)
-        if self._trials is not None:
-            self._trials.end(job)
+        self._trials.end(job)
 
     def _drop_cancelled(self) -> None:
         for slot in self._slots:
@@ -281,7 +266,7 @@ class Scheduler:
         slot.boundary, slot.restore, job.on_trial = None, restore, 0
         if restore is not None and not job.answer:
             restore.restored, restore.refused = job.restored, job.refused
-        if live and self._trials is not None:
+        if live:
             self._trials.inherit(slot, choice.source, live)
         slot.phase = Phase.PREFILL if restore is None else Phase.RESTORE
         self._metrics.active.set(self.busy())
@@ -397,7 +382,7 @@ class Scheduler:
         job = slot.job
         if job is None:
             return
-        if self._trials is not None and not self._trials.verdict(slot):
+        if not self._trials.verdict(slot):
             self._put_back(slot)
             return
         slot.phase = Phase.DECODE
@@ -471,7 +456,7 @@ class Scheduler:
         except DecodeError as error:
             self._metrics.errors.labels(error.code).inc()
             for slot in slots:
-                if self._trials is not None and self._trials.failed(slot, error):
+                if self._trials.failed(slot, error):
                     self._put_back(slot)
                 else:
                     self._fail(slot, error)

@@ -22,7 +22,7 @@ log = logging.getLogger("spillcache.serve")
 class Trials:
     """Who is on trial is noted in the jobs; engine's thread."""
 
-    def __init__(self, engine: Engine, cache: PrefixCache) -> None:
+    def __init__(self, engine: Engine, cache: PrefixCache | None = None) -> None:
         self._engine = engine
         self._cache = cache
 
@@ -35,7 +35,7 @@ class Trials:
     def failed(self, slot: Slot, error: EngineError) -> bool:
         """Whether restored state may be the reason; then its request is to be computed anew."""
         job, chain = slot.job, slot.chain
-        if job is None or chain is None or not job.on_trial:
+        if job is None or chain is None or self._cache is None or not job.on_trial:
             return False
         log.warning("restored state may be unsound, the prompt is computed anew: %s", error)
         # What was computed from it is no better.
@@ -52,7 +52,9 @@ class Trials:
     def verdict(self, slot: Slot) -> bool:
         """Look at a prompt's logits; False: its request is to be computed anew."""
         job, chain = slot.job, slot.chain
-        if job is None or chain is None or not (job.on_trial or job.doubted):
+        if job is None or chain is None or self._cache is None:
+            return True
+        if not (job.on_trial or job.doubted):
             return True
         sound = bool(np.isfinite(self._engine.logits(slot.index)).all())
         if not sound and job.on_trial:
@@ -65,5 +67,6 @@ class Trials:
 
     def end(self, job: Job) -> None:
         """The request is over: what was not found guilty by now is not."""
-        self._cache.acquit(job.doubted)
+        if self._cache is not None:
+            self._cache.acquit(job.doubted)
         job.doubted = []
