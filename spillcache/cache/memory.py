@@ -3,6 +3,7 @@ can give.
 """
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from spillcache.config import MIB, NO_LIMIT_BYTES, CacheConfig, format_size
@@ -43,26 +44,51 @@ def _machine(root: Path) -> int | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The files of one version of cgroups."""
+
+    base: str
+    limits: tuple[str, ...]
+    used: str
+    reclaimable: str
+    """In memory.stat: pages of files that were not used of late; they go when memory is needed."""
+
+
+_V2 = _Kind("sys/fs/cgroup", ("memory.max", "memory.high"), "memory.current", "inactive_file")
+_V1 = _Kind(
+    "sys/fs/cgroup/memory",
+    ("memory.limit_in_bytes", "memory.soft_limit_in_bytes"),
+    "memory.usage_in_bytes",
+    "total_inactive_file",
+)
+
+
 def _cgroup(root: Path) -> int | None:
     """What is left below the tightest memory limit of our cgroup and its ancestors."""
     left: list[int] = []
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, limit, used = root / "sys/fs/cgroup", "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            base = root / "sys/fs/cgroup/memory"
-            limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
+        if controllers and "memory" not in controllers.split(","):
             continue
+        kind = _V1 if controllers else _V2
+        base = root / kind.base
         folder = base / path.lstrip("/")
         for group in (folder, *folder.parents):
-            most, now = _number(group / limit), _number(group / used)
-            if most is not None and now is not None:
-                left.append(max(0, most - now))
+            left += _left(group, kind)
             if group == base:
                 break
     return min(left, default=None)
+
+
+def _left(group: Path, kind: _Kind) -> list[int]:
+    limits = [most for name in kind.limits if (most := _number(group / name)) is not None]
+    used = _number(group / kind.used)
+    if not limits or used is None:
+        return []
+    pairs = (line.split() for line in _lines(group / "memory.stat"))
+    stat = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+    return [max(0, min(limits) - max(0, used - stat.get(kind.reclaimable, 0)))]
 
 
 def _number(path: Path) -> int | None:

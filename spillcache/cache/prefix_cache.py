@@ -96,9 +96,7 @@ class PrefixCache:
         self._store = store
         self._metrics = metrics or Metrics()
         self._lock = threading.Condition()
-        capacity = clamp_ram(config.ram_bytes)
-        if store is not None:
-            capacity = max(capacity, STAGING_BYTES)
+        capacity = clamp_ram(max(config.ram_bytes, STAGING_BYTES if store is not None else 0))
         self._ram = RamTier(capacity)
         self._pinned_blocks = 0
         self._doubted: Counter[BlockHash] = Counter()

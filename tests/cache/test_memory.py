@@ -53,6 +53,56 @@ def test_cgroup_v2_bounds_it_at_every_level(tmp_path: Path) -> None:
     assert clamp_ram(64 * GIB, tmp_path) == int(2 * GIB * SHARE)
 
 
+def test_a_group_is_slowed_down_at_memory_high(tmp_path: Path) -> None:
+    machine(tmp_path, 10 * GIB)
+    files = {
+        "a/memory.max": f"{4 * GIB}\n",
+        "a/memory.high": f"{2 * GIB}\n",
+        "a/memory.current": "0\n",
+    }
+    group(tmp_path, "0::/a\n", files)
+    assert clamp_ram(64 * GIB, tmp_path) == int(2 * GIB * SHARE)
+
+
+@pytest.mark.parametrize(
+    ("line", "base", "limit", "used", "reclaimable"),
+    [
+        ("0::/a\n", "a", "memory.max", "memory.current", "inactive_file"),
+        (
+            "4:memory:/a\n",
+            "memory/a",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
+    ],
+)
+def test_pages_of_files_that_nobody_uses_are_not_in_the_way(
+    tmp_path: Path, line: str, base: str, limit: str, used: str, reclaimable: str
+) -> None:
+    """A container that has read much is "full" of page cache, which gives way."""
+    machine(tmp_path, 10 * GIB)
+    files = {
+        f"{base}/{limit}": f"{4 * GIB}\n",
+        f"{base}/{used}": f"{4 * GIB}\n",
+        f"{base}/memory.stat": f"anon {GIB}\n{reclaimable} {3 * GIB}\nworkingset 1 2\n",
+    }
+    group(tmp_path, line, files)
+    assert clamp_ram(64 * GIB, tmp_path) == int(3 * GIB * SHARE)
+
+
+def test_in_a_container_the_limit_lies_at_the_root_of_what_it_sees(tmp_path: Path) -> None:
+    """/proc names the host's path, which is not mounted in it."""
+    machine(tmp_path, 10 * GIB)
+    files = {
+        "memory/memory.limit_in_bytes": f"{GIB}\n",
+        "memory/memory.usage_in_bytes": "0\n",
+        "memory/memory.soft_limit_in_bytes": f"{(1 << 63) - 4096}\n",
+    }
+    group(tmp_path, "4:memory:/docker/0123abcd\n", files)
+    assert clamp_ram(64 * GIB, tmp_path) == int(GIB * SHARE)
+
+
 def test_cgroup_v1_bounds_it(tmp_path: Path) -> None:
     machine(tmp_path, 10 * GIB)
     group(

@@ -1,3 +1,7 @@
+import subprocess
+import sys
+from pathlib import Path
+
 from spillcache.cache.ram import BufferPool, RamBlock, RamTier
 from spillcache.chain import BlockHash, Chain
 from spillcache.namespace import Namespace
@@ -131,3 +135,18 @@ def test_free_buffers_count_against_the_capacity() -> None:
         tier.remove(block)
     tier.add(RamBlock(NS, c.hashes[0], c.parent(0), 0), {Part.KV: bytes(250)}, save=False)
     assert tier.used_bytes + tier._pool.free_bytes <= 300
+
+
+def test_a_process_grows_by_no_more_than_the_bound() -> None:
+    """Sizes of two kinds, six times as much as fits: neither pool nor allocator keeps more."""
+    bound_bytes, script = 200_000_000, Path(__file__).parent / "resident_child.py"
+    ran = subprocess.run(
+        [sys.executable, str(script), str(bound_bytes), "6"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    grown, used = map(int, ran.stdout.split())
+    assert 0.98 * bound_bytes < used <= bound_bytes
+    assert grown <= 1.01 * bound_bytes
