@@ -235,7 +235,8 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, float]:
         report["decode_ratio"] = round(ratio, 4)
         print(
             f"decode: {statistics.median(off):.1f} tokens/s without tiers, "
-            f"{statistics.median(on):.1f} with: {ratio:.3f}"
+            f"{statistics.median(on):.1f} with: {ratio:.3f}",
+            flush=True,
         )
     beside = _beside_tiers(args, work) | _beside_prefills(args)
     if beside:

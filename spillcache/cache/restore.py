@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from spillcache.cache.background import give_way
 from spillcache.chain import BlockHash
 from spillcache.config import MIB
 from spillcache.errors import SpillcacheError, StoreIOError
@@ -169,6 +170,7 @@ class RestoreStream:
     # The reader thread.
 
     def _run(self) -> None:
+        give_way()
         try:
             for block in self._blocks():
                 if not self._put(block):

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from spillcache.cache.background import give_way
 from spillcache.cache.breaker import Breaker
 from spillcache.cache.policy import RANKS
 from spillcache.cache.ram import RamBlock, RamTier
@@ -226,6 +227,7 @@ class Spiller:
     # The thread.
 
     def _run(self) -> None:
+        give_way()
         while not self._stopping:
             try:
                 self._step()
