@@ -348,8 +348,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=1000, help="pauses counted beside each work")
     parser.add_argument("--answer-tokens", type=int, default=250, help="per run of these")
     parser.add_argument("--prefill-tokens", type=int, default=2048)
-    parser.add_argument("--rate-runs", type=int, default=20, help="of each kind, for the rates")
-    parser.add_argument("--rate-tokens", type=int, default=130)
+    parser.add_argument("--rate-runs", type=int, default=16, help="of each kind, for the rates")
+    parser.add_argument("--rate-tokens", type=int, default=65)
     parser.add_argument(
         "--parts",
         type=lambda text: set(text.split(",")),

@@ -372,7 +372,7 @@ def test_a_disk_that_hangs_is_not_asked_again_for_this_prompt(
 ) -> None:
     with Stack(gguf_model("llama"), tmp_path / "d") as stack:
         cold = stack.answer(prompt(640), 8)
-    monkeypatch.setattr(restorer, "LATE_S", 0.1)
+    monkeypatch.setattr(restorer, "LATE_S", 1.0)
     with Stack(gguf_model("llama"), tmp_path / "d") as stack:
         assert stack.store is not None
         read, go, streams = stack.store.read, threading.Event(), list[int]()
