@@ -7,7 +7,7 @@ The hash of block i answers "the state after exactly these tokens, in exactly th
 functions: any thread.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NewType
 
 import numpy as np
@@ -66,7 +66,8 @@ def chain_hashes(
 class Chain:
     """A growing list of tokens in one namespace, with the hashes of its whole blocks.
 
-    Mutable and without a lock: its owner uses it on one thread.
+    Mutable and without a lock: its owner uses it on one thread. ``relatives``: chains that may
+    begin with the same tokens; what they share is compared, which is quicker than hashing it again.
     """
 
     __slots__ = ("_buffer", "_length", "block_tokens", "hashes", "namespace", "root")
@@ -77,6 +78,7 @@ class Chain:
         block_tokens: int,
         tokens: Sequence[int] | NDArray[np.integer] = (),
         salt: bytes = b"",
+        relatives: Iterable["Chain"] = (),
     ) -> None:
         self.namespace = namespace
         self.block_tokens = block_tokens
@@ -84,7 +86,13 @@ class Chain:
         self.hashes: list[BlockHash] = []
         self._buffer = np.empty(max(256, len(tokens)), np.uint32)
         self._length = 0
-        self.extend(tokens)
+        self._append(as_tokens(tokens))
+        for other in relatives:
+            if other.root == self.root and other.block_tokens == block_tokens:
+                shared = other.shared(self.tokens) // block_tokens
+                if shared > len(self.hashes):
+                    self.hashes = other.hashes[:shared]
+        self._hash()
 
     def __len__(self) -> int:
         return self._length
@@ -105,14 +113,36 @@ class Chain:
 
     def extend(self, tokens: Sequence[int] | NDArray[np.integer]) -> None:
         """Append tokens; raises ValueError for ids outside u32."""
-        ids = as_tokens(tokens)
+        self._append(as_tokens(tokens))
+        self._hash()
+
+    def push(self, token: int) -> None:
+        """Append one token of the vocabulary.
+
+        Between two decode calls the processor's caches are cold, and every numpy call costs ten
+        times what it costs in a loop: so this does with one.
+        """
+        if self._length == len(self._buffer):
+            self._grow(self._length + 1)
+        self._buffer[self._length] = token
+        self._length += 1
+        if not self._length % self.block_tokens:
+            self._hash()
+
+    def _append(self, ids: NDArray[np.uint32]) -> None:
         end = self._length + len(ids)
         if end > len(self._buffer):
-            grown = np.empty(max(end, 2 * len(self._buffer)), np.uint32)
-            grown[: self._length] = self.tokens
-            self._buffer = grown
+            self._grow(end)
         self._buffer[self._length : end] = ids
         self._length = end
+
+    def _grow(self, length: int) -> None:
+        grown = np.empty(max(length, 2 * len(self._buffer)), np.uint32)
+        grown[: self._length] = self.tokens
+        self._buffer = grown
+
+    def _hash(self) -> None:
+        """The hashes of the whole blocks that have none yet."""
         done = len(self.hashes)
         parent, rest = self.parent(done), self.tokens[done * self.block_tokens :]
         self.hashes += chain_hashes(parent, rest, self.block_tokens)
@@ -130,7 +160,11 @@ class Chain:
 
 
 def as_tokens(tokens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.uint32]:
-    """Token ids as a u32 array; raises ValueError for ids below zero or past u32."""
+    """Token ids as a u32 array, the same one if it is one; raises ValueError for ids below zero or
+    past u32.
+    """
+    if isinstance(tokens, np.ndarray) and tokens.dtype == np.uint32:
+        return tokens.astype(np.uint32, copy=False)
     ids = np.asarray(tokens, dtype=np.int64)
     if ids.size and (ids.min() < 0 or ids.max() > 0xFFFFFFFF):
         raise ValueError("token ids must lie in 0 … 2^32 - 1")

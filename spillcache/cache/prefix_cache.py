@@ -129,15 +129,20 @@ class PrefixCache:
         chain: Chain,
         limit: int | None = None,
         without: Collection[BlockHash] = _NO_HASHES,
+        above: int = 0,
     ) -> Match:
         """The longest restorable prefix of at most ``limit`` blocks, looked up without payload I/O.
 
         ``limit`` defaults to all that a prompt can reuse. When RAM holds that much, the disk is not
-        asked. ``without``: blocks whose copy on disk is not to be used (it just failed).
+        asked. ``without``: blocks whose copy on disk is not to be used (it just failed). ``above``:
+        a prefix of no more blocks than this is of no use; where it is plain that no tier has a
+        longer one, the match is empty, and the blocks before are not looked at.
         """
         if limit is None:
             limit = self.geometry.blocks_reusable(len(chain))
         hashes = chain.hashes[:limit]
+        if above and not self._goes_past(above, chain, hashes):
+            return Match(chain, [])
         with self._lock:
             blocks = [None if h in without else self._pinned(h) for h in hashes]
             without = {*without, *self._doubted} if self._doubted else without
@@ -158,6 +163,17 @@ class PrefixCache:
                 pin.release()
 
         return Match(chain, steps, release)
+
+    def _goes_past(self, above: int, chain: Chain, hashes: list[BlockHash]) -> bool:
+        """Whether a tier has a block that every prefix of more than ``above`` blocks needs."""
+        # With kv that is the very next one; without, any later one's boundary will do.
+        later = hashes[above : above + 1] if self.geometry.has_kv else hashes[above:]
+        with self._lock:
+            if any(self._ram.get(h) is not None for h in later):
+                return True
+        if not later or self._store is None or not self._breaker.closed:
+            return False
+        return any(self._find(chain, later))
 
     def _steps(
         self,

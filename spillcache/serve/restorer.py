@@ -41,7 +41,7 @@ class Restorer:
         size = self._engine.geometry.block_tokens
         if live >= self._engine.geometry.blocks_reusable(len(chain)) * size:
             return None
-        match = self._cache.match(chain)
+        match = self._cache.match(chain, above=live // size)
         if match.blocks * size <= live:
             match.release()
             return None

@@ -245,7 +245,8 @@ class Scheduler:
 
     def _chain(self, job: Job) -> Chain:
         size = self._engine.geometry.block_tokens
-        return Chain(self._namespace, size, job.tokens, job.request.salt)
+        relatives = [slot.chain for slot in self._slots if slot.chain is not None]
+        return Chain(self._namespace, size, job.tokens, job.request.salt, relatives)
 
     def _begin(self, job: Job) -> None:
         """Give ``job`` a slot: live, forked from another slot, restored, or cold, whichever saves
@@ -404,16 +405,17 @@ class Scheduler:
                 continue
             held = self._engine.length(slot.index)
             if len(slot.chain) == held:
-                slot.chain.extend([slot.job.answer[-1]])
+                slot.chain.push(slot.job.answer[-1])
             chunks.append(Chunk(slot.index, slot.chain.tokens[held : held + 1], logits=True))
         if not chunks:
             self._prefill_pace.answers_took(0.0)
             return
         if not self._decode(chunks, slots):
             return
+        size = self._engine.geometry.block_tokens
         for slot in slots:
-            if self._keeper is not None:
-                stop = self._engine.length(slot.index)
+            stop = self._engine.length(slot.index)
+            if self._keeper is not None and not stop % size:
                 self._keeper.keep(slot, stop - 1, stop, boundary=True)
             if slot.job is not None:
                 self._sample(slot, slot.job)

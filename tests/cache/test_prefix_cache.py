@@ -185,6 +185,46 @@ def test_limits(open_cache: OpenCache) -> None:
     assert cache.match(chain(0)).blocks == 0
 
 
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=IDS)
+@pytest.mark.parametrize("tier", ["ram", "disk"])
+def test_only_a_prefix_above_what_is_there_already_is_of_use(
+    tmp_path: Path, open_cache: OpenCache, geometry: Geometry, tier: str
+) -> None:
+    c = chain(6)
+    cache = open_cache(open_store(tmp_path), geometry)
+    for block in range(4):
+        cache.offer(c, block, state_of(c, block, geometry.parts))
+    if tier == "disk":
+        cache.close()
+        cache = open_cache(open_store(tmp_path), geometry)
+    assert [cache.match(c, above=n).blocks for n in range(7)] == [4, 4, 4, 4, 0, 0, 0]
+
+
+def test_above_a_boundary_that_comes_late(open_cache: OpenCache) -> None:
+    """Without kv it is not the next block that a longer prefix needs."""
+    cache, c = open_cache(geometry=RECURRENT), chain(6)
+    cache.offer(c, 4, state_of(c, 4, (B,)))
+    assert [cache.match(c, above=n).blocks for n in (0, 2, 4, 5)] == [5, 5, 5, 0]
+
+
+def test_above_a_resident_conversation_one_block_is_looked_up(
+    store: WatchedStore, open_cache: OpenCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, c = open_cache(store), chain(6)
+    offer(cache, c, 0)
+    cache.flush()
+    forget_ram(cache, c.hashes[4:])
+    asked: list[Sequence[bytes]] = []
+    real = store.find
+    monkeypatch.setattr(
+        store, "find", lambda ns, blocks, parts: asked.append(blocks) or real(ns, blocks, parts)
+    )
+    assert cache.match(c, above=6).blocks == 0
+    assert asked == []
+    assert cache.match(c, above=4).blocks == 6
+    assert asked[0] == [c.hashes[4]]
+
+
 def test_a_block_that_failed_is_not_used_again(store: WatchedStore, open_cache: OpenCache) -> None:
     cache, c = open_cache(store), chain(4)
     offer(cache, c)

@@ -5,8 +5,10 @@ import pytest
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from spillcache.chain import Chain, as_tokens, block_hash, chain_hashes, chain_root
+from spillcache import chain as chain_module
+from spillcache.chain import BlockHash, Chain, as_tokens, block_hash, chain_hashes, chain_root
 from spillcache.namespace import Namespace
 
 DIGEST = bytes(range(32))
@@ -155,6 +157,7 @@ SMALL_IDS = st.lists(st.integers(0, 3), max_size=30)
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("extend"), SMALL_IDS),
+        st.tuples(st.just("push"), st.integers(0, 3)),
         st.tuples(st.just("truncate"), st.integers(0, 60)),
         st.tuples(st.just("shared"), SMALL_IDS),
     ),
@@ -185,6 +188,9 @@ def test_a_chain_is_a_list_of_tokens_with_hashes(
         if name == "extend":
             chain.extend(value)
             model += value
+        elif name == "push":
+            chain.push(value)
+            model.append(value)
         elif name == "truncate":
             chain.truncate(value)
             del model[value:]
@@ -203,6 +209,47 @@ def test_a_chain_outgrows_its_buffer() -> None:
     agree(chain, model, b"")
     chain.extend(np.arange(10_000))
     agree(chain, [*model, *range(10_000)], b"")
+
+
+def test_tokens_pushed_one_by_one_outgrow_the_buffer() -> None:
+    chain = Chain(NAMESPACE, 64)
+    for token in range(600):
+        chain.push(token)
+    agree(chain, list(range(600)), b"")
+
+
+@given(SMALL_IDS, st.lists(SMALL_IDS, max_size=3), st.integers(1, 7))
+def test_relatives_change_nothing_but_the_work(
+    tokens: list[int], others: list[list[int]], block_tokens: int
+) -> None:
+    relatives = [Chain(NAMESPACE, block_tokens, other) for other in others]
+    chain = Chain(NAMESPACE, block_tokens, tokens, relatives=relatives)
+    agree(chain, tokens, b"")
+    chain.extend([1, 2, 3])
+    for other, relative in zip(others, relatives, strict=True):
+        agree(relative, other, b"")
+
+
+def test_what_a_relative_shares_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = Chain(NAMESPACE, 4, range(40)), Chain(NAMESPACE, 4, [*range(12), 99])
+    strangers = [
+        Chain(NAMESPACE, 4, range(40), b"salt"),
+        Chain(Namespace.of({"model": "y"}), 4, range(40)),
+        Chain(NAMESPACE, 8, range(40)),
+    ]
+    hashed: list[int] = []
+    real = chain_module.chain_hashes
+
+    def counted(root: BlockHash, tokens: NDArray[np.uint32], size: int) -> list[BlockHash]:
+        hashed.append(len(tokens) // size)
+        return real(root, tokens, size)
+
+    monkeypatch.setattr(chain_module, "chain_hashes", counted)
+    prompt = [*range(38), 99, 99, 1, 2, 3, 4]  # nine blocks are near's, three are far's
+    chain = Chain(NAMESPACE, 4, prompt, relatives=[far, near, *strangers])
+    assert hashed == [2]
+    monkeypatch.undo()
+    agree(chain, prompt, b"")
 
 
 def test_a_token_that_completes_a_block_names_it() -> None:
