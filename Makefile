@@ -38,6 +38,7 @@ bench: .venv/stamp-dev ## Run the benchmarks of docs/benchmarks.md (minutes)
 	$(PY) bench/agents.py -m "$(MODEL)"
 	$(PY) bench/peers.py -m "$(MODEL)"
 	$(PY) bench/soak.py --minutes 10
+	$(PY) bench/micro.py -m "$(MODEL)"
 	$(PY) bench/memory.py -m "$(MODEL)"
 	$(PY) bench/quota.py --writers 4 --quota 256MiB --seconds 30
 	$(PY) bench/lookup.py
