@@ -12,7 +12,7 @@ from spillcache.cli.doctor_report import Finding
 from spillcache.cli.doctor_speed import place_beside
 from spillcache.config import EngineConfig
 from spillcache.errors import SpillcacheError
-from spillcache.store.location import TEMPORARY
+from spillcache.store.small_files import TEMPORARY
 
 _CONTEXT_TOKENS = 8192
 _PROMPT_TOKENS = 640

@@ -17,7 +17,8 @@ from spillcache.namespace import Namespace
 from spillcache.state import Part
 from spillcache.store.block_store import BlockStore, StoreObject
 from spillcache.store.files import Files
-from spillcache.store.location import TEMPORARY, existing
+from spillcache.store.location import existing
+from spillcache.store.small_files import TEMPORARY
 
 _NAMESPACE = Namespace.of({"engine": "doctor"})
 _OBJECT_BYTES = MIB

@@ -5,7 +5,7 @@ streams verified payloads. Nothing that this room does is needed for a right ans
 is computed again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -19,11 +19,12 @@ from spillcache.namespace import Namespace
 from spillcache.state import Part
 from spillcache.store.files import Files, store_error
 from spillcache.store.found import Found
-from spillcache.store.gc import Plan, Progress, collect, plan
+from spillcache.store.gc import Plan, collect, plan
 from spillcache.store.index_opening import Care
 from spillcache.store.objects import NamespaceInfo, PutResult, StoreObject, Usage
 from spillcache.store.opened import OpenStore, acquire, index_of, release
 from spillcache.store.pins import Pin
+from spillcache.store.progress import Progress, Stop, never, no_progress
 from spillcache.store.purge import Purged, discard, purge, remove
 from spillcache.store.reader import Failure, Payload, ReadAhead
 from spillcache.store.repair import RepairReport, repair
@@ -58,14 +59,6 @@ __all__ = [
 ]
 
 _MAX_NOTE_KEY_BYTES = 480
-
-
-def _never() -> bool:
-    return False
-
-
-def _no_progress(done: int, total: int) -> None:
-    pass
 
 
 class BlockStore:
@@ -171,7 +164,7 @@ class BlockStore:
     def read(
         self,
         entries: Sequence[Entry],
-        stop: Callable[[], bool] = _never,
+        stop: Stop = never,
         memory_bytes: int = 64 * MIB,
     ) -> Iterator[Payload]:
         """Stream verified payloads in the order of ``entries``; the consumer releases each.
@@ -270,7 +263,7 @@ class BlockStore:
         self,
         target_bytes: int | None = None,
         max_age_s: float | None = None,
-        progress: Progress = _no_progress,
+        progress: Progress = no_progress,
     ) -> Plan:
         """Evict what was not used for ``max_age_s``, then as much as the limits and
         ``target_bytes`` ask for; free what nothing names. What was done.
@@ -282,7 +275,7 @@ class BlockStore:
         except OSError as error:
             raise store_error(error, "the store was collected") from error
 
-    def purge(self, namespace_id: bytes | None = None, progress: Progress = _no_progress) -> Purged:
+    def purge(self, namespace_id: bytes | None = None, progress: Progress = no_progress) -> Purged:
         """Delete every object of a namespace, or of all of them, pinned or not; also while others
         use the store, to whom they are misses.
 
@@ -293,8 +286,8 @@ class BlockStore:
     def verify(
         self,
         fix: bool = False,
-        progress: Progress = _no_progress,
-        stop: Callable[[], bool] = _never,
+        progress: Progress = no_progress,
+        stop: Stop = never,
     ) -> VerifyReport:
         """Read everything and compare it with what was written; also while others use the store.
 
@@ -311,7 +304,7 @@ class BlockStore:
     @staticmethod
     def repair(
         path: Path,
-        progress: Progress = _no_progress,
+        progress: Progress = no_progress,
         *,
         anew: bool = False,
         files: Files | None = None,

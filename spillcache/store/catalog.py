@@ -336,7 +336,7 @@ class Catalog:
         self._segments[segment] = None
         self._delete("segments", rows.segment_key(segment))
         for database in ("freeing", "places"):
-            for key, _ in list(self._within(database, rows.segment_key(segment))):
+            for key, _ in list(self.within(database, rows.segment_key(segment))):
                 self._delete(database, key)
 
     def measure(self, segment: int, allocated: int) -> None:
@@ -362,7 +362,7 @@ class Catalog:
         """Every record's place in segments whose key begins with ``prefix``, and the object that
         lies there; None if the object's row does not say so.
         """
-        for key, value in list(self._within("places", prefix)):
+        for key, value in list(self.within("places", prefix)):
             place = Place(*rows.split_place_key(key), rows.unpack_length(value[:8]))
             entry = self.entry_at(value[8:])
             is_there = entry is not None and place == (
@@ -406,7 +406,8 @@ class Catalog:
         """How many rows there are."""
         return int(self._txn.stat(self._db[database])["entries"])
 
-    def _within(self, database: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def within(self, database: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys that begin with ``prefix``, and values; no writes while it iterates."""
         with self._txn.cursor(db=self._db[database]) as cursor:
             if cursor.set_range(prefix):
                 for key, value in cursor.iternext():

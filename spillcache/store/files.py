@@ -127,12 +127,8 @@ class Files:
             os.fdatasync(fd)
 
     def sync_directory(self, path: Path) -> None:
-        """Return when the names in a directory are on the device."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        """As the function below."""
+        sync_directory(path)
 
     def forget(self, fd: int, offset: int, length: int) -> None:
         """Drop a clean range from the page cache, so that the next read of it comes from the
@@ -215,6 +211,15 @@ class Files:
         """What the filesystem could still give to us."""
         stats = os.statvfs(path)
         return stats.f_bavail * stats.f_frsize
+
+
+def sync_directory(path: Path) -> None:
+    """Return when the names in a directory are on the device."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def require_own(fd: int, path: Path, *, write: bool) -> None:

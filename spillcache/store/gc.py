@@ -19,15 +19,14 @@ from spillcache.store.catalog import Catalog
 from spillcache.store.eviction import Eviction, evict, evict_older
 from spillcache.store.files import Files
 from spillcache.store.index import Index
-from spillcache.store.location import DAMAGED, Location, is_stale_temporary
+from spillcache.store.location import DAMAGED, Location
 from spillcache.store.opened import OpenStore
+from spillcache.store.progress import Progress
 from spillcache.store.room import Limits, excess_bytes, taken_bytes
 from spillcache.store.rows import Entry, evictable_key, object_key, split_evictable_key
+from spillcache.store.small_files import is_stale_temporary
 from spillcache.store.touches import Uses
 from spillcache.store.view import directory_bytes
-
-Progress = Callable[[int, int], None]
-"""Told bytes done and bytes to do, in all."""
 
 _NS_PER_S = 1_000_000_000
 _STEPS_OBJECTS = (2000, 50, 1)

@@ -11,7 +11,8 @@ from spillcache.config import MIB
 from spillcache.namespace import Namespace
 from spillcache.store.catalog import Catalog
 from spillcache.store.index import Index
-from spillcache.store.location import Location, read_small, replace_file
+from spillcache.store.location import Location
+from spillcache.store.small_files import read_small, replace_file
 
 HIDDEN = "hidden.json"
 _MAX_BYTES = 64 * MIB

@@ -12,7 +12,7 @@ from spillcache.store.index import DAMAGE, Index
 from spillcache.store.index_sum import Verdict, check_sum, remove_sum
 from spillcache.store.location import Location, set_aside_index
 from spillcache.store.probe import AT_OPEN_S, LONGEST_S, Health, health
-from spillcache.store.rebuild import Progress, no_progress
+from spillcache.store.progress import Progress, no_progress
 from spillcache.store.tenancy import Tenancy
 
 log = logging.getLogger("spillcache.store")
@@ -33,13 +33,6 @@ class Care:
     """Objects that were found in segments which the index did not know."""
 
 
-def is_sound(location: Location) -> bool:
-    """Whether the index is fit for use, as far as can be told in about two seconds; only while
-    nobody has the store open. Raises OSError.
-    """
-    return _is_own(location) and _is_sound(location, Care())
-
-
 def open_index(location: Location, tenancy: Tenancy, care: Care) -> Index:
     """The index; a damaged one is set aside, if nobody else uses it, and an empty one takes its
     place. Raises OSError and StoreIndexError.
@@ -49,7 +42,7 @@ def open_index(location: Location, tenancy: Tenancy, care: Care) -> Index:
         if not _is_own(location):
             raise StoreIndexError(f"the index {location.index} is a link, and others have it open")
         return Index(location.index)
-    if _is_own(location) and _is_sound(location, care):
+    if is_sound(location, care):
         remove_sum(location.path)
         try:
             return Index(location.index)
@@ -65,8 +58,13 @@ def open_index(location: Location, tenancy: Tenancy, care: Care) -> Index:
     return Index(location.index)
 
 
-def _is_sound(location: Location, care: Care) -> bool:
-    """Whether the index is fit for use, as far as can be told."""
+def is_sound(location: Location, care: Care | None = None) -> bool:
+    """Whether the index is fit for use, as far as can be told in about two seconds, or as ``care``
+    says; only while nobody has the store open. Raises OSError.
+    """
+    care = care or Care()
+    if not _is_own(location):
+        return False
     if care.anew:
         return False
     verdict = check_sum(location.path)

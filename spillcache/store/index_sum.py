@@ -5,22 +5,25 @@ It goes before the index is written to again, so it is never older than the inde
 """
 
 import contextlib
+import logging
 import os
-import secrets
 from enum import Enum
 from pathlib import Path
 
 from blake3 import blake3
 
 from spillcache.config import MIB
-from spillcache.store.files import FILE_MODE, Files
-from spillcache.store.location import INDEX, TEMPORARY
+from spillcache.store.files import sync_directory
+from spillcache.store.location import INDEX
+from spillcache.store.small_files import read_small, replace_file
 
 INDEX_SUM = "index.sum"
 _DATA = "data.mdb"
 _CHUNK_BYTES = 4 * MIB
 _SUM_BYTES = len(blake3().hexdigest()) + 1
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+log = logging.getLogger("spillcache.store")
 
 
 class Verdict(Enum):
@@ -34,28 +37,19 @@ class Verdict(Enum):
 def write_sum(store: Path) -> None:
     """Write the digest; only while nobody has the index open. Raises OSError."""
     digest = _digest(store / INDEX / _DATA)
-    temporary = store / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        with open(os.open(temporary, flags, FILE_MODE), "w") as file:
-            os.fchmod(file.fileno(), FILE_MODE)
-            file.write(f"{digest}\n")
-        # Not synced: after a power cut it is there, whole, or it isn't, and then the index is
-        # looked through.
-        temporary.replace(store / INDEX_SUM)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    # Not synced: after a power cut it is there, whole, or it isn't, and then the index is looked
+    # through.
+    replace_file(store / INDEX_SUM, f"{digest}\n".encode(), sync=False)
 
 
 def check_sum(store: Path) -> Verdict:
     """Compare the index with its digest; reads all of it. Raises OSError."""
-    if not Files().is_file(store / INDEX_SUM):
+    try:
+        written = read_small(store / INDEX_SUM)
+    except OSError as error:
+        log.warning("the index's sum can't be read: %s", error)
         return Verdict.UNKNOWN
-    with open(os.open(store / INDEX_SUM, _READ), "rb") as file:
-        written = file.read(_SUM_BYTES + 1)
-    if len(written) != _SUM_BYTES:
+    if written is None or len(written) != _SUM_BYTES:
         return Verdict.UNKNOWN
     try:
         digest = _digest(store / INDEX / _DATA)
@@ -69,11 +63,7 @@ def remove_sum(store: Path) -> None:
     # A directory of that name is not ours, and tells nothing.
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         (store / INDEX_SUM).unlink()
-        fd = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_directory(store)
 
 
 def _digest(path: Path) -> str:

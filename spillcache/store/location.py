@@ -19,9 +19,10 @@ from typing import Any
 
 from spillcache.config import GIB, MIB, expanded, format_size
 from spillcache.errors import ConfigError, StoreError, StoreFormatError, StoreLocationError
-from spillcache.store.files import DIRECTORY_MODE, FILE_MODE, store_error
+from spillcache.store.files import DIRECTORY_MODE, store_error, sync_directory
 from spillcache.store.format import FORMAT, STORE_ID_BYTES
 from spillcache.store.mounts import MOUNTS, NETWORK, filesystem_of
+from spillcache.store.small_files import TEMPORARY, read_small, replace_file, write_temporary
 
 SETTINGS = "spillcache.json"
 INDEX = "index"
@@ -32,12 +33,8 @@ DAMAGED = "index.damaged"
 DEFAULT_QUOTA_BYTES = 32 * GIB
 MIN_QUOTA_BYTES = 64 * MIB
 
-TEMPORARY = ".spillcache-"
-"""How the names of temporary files begin; old ones may be deleted."""
-_STALE_S = 3600
 _IGNORED = {"lost+found"}
 _LARGEST = 1 << 63
-_MAX_SETTINGS_BYTES = 1 << 16
 log = logging.getLogger("spillcache.store")
 
 
@@ -86,7 +83,7 @@ def open_location(
         rooms = (location.index, location.segments, location.quarantine)
         made = [_make_directory(each) for each in rooms]
         if any(made):
-            _sync(path)
+            sync_directory(path)
         return _with_quota(location, quota_bytes)
     except OSError as error:
         raise _location_error(path, error) from error
@@ -158,15 +155,7 @@ def set_aside_index(location: Location) -> None:
         shutil.rmtree(damaged)
     location.index.rename(damaged)
     _make_directory(location.index)
-    _sync(location.path)
-
-
-def is_stale_temporary(path: Path) -> bool:
-    """Whether it was left behind by a process that died, as far as its age tells. Never raises."""
-    try:
-        return path.name.startswith(TEMPORARY) and time.time() - path.lstat().st_mtime > _STALE_S
-    except OSError:
-        return False
+    sync_directory(location.path)
 
 
 def _check_filesystem(path: Path, mounts: Path) -> None:
@@ -232,15 +221,10 @@ def _read_settings(path: Path) -> Location | None:
     """The settings file's content; None if there is none and the directory is empty, so that it may
     become ours.
     """
-    try:
-        # A pipe of that name would be waited for without O_NONBLOCK.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        fd = os.open(path / SETTINGS, flags)
-    except FileNotFoundError:
+    raw = read_small(path / SETTINGS)
+    if raw is None:
         _require_empty(path)
         return None
-    with open(fd, "rb") as file:
-        raw = file.read(_MAX_SETTINGS_BYTES)
     try:
         return _parse_settings(path, json.loads(raw))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -278,7 +262,7 @@ def _create(path: Path, quota_bytes: int) -> Location:
     """Make an empty directory a store; if another process is quicker, take what it made."""
     _make_directory(path)
     location = Location(path, secrets.token_bytes(STORE_ID_BYTES), quota_bytes, time.time_ns())
-    temporary = _write_settings(location)
+    temporary = write_temporary(path, _settings(location))
     try:
         os.link(temporary, path / SETTINGS)
     except FileExistsError:
@@ -288,49 +272,20 @@ def _create(path: Path, quota_bytes: int) -> Location:
         return made
     finally:
         temporary.unlink()
-    _sync(path)
+    sync_directory(path)
     log.info("store created path=%s quota=%s", path, format_size(quota_bytes))
     return location
 
 
-def _write_settings(location: Location) -> Path:
-    """Write a temporary file beside the settings; its path."""
+def _settings(location: Location) -> bytes:
+    """The content of the settings file."""
     fields = {
         "format": FORMAT,
         "store_id": location.store_id.hex(),
         "quota_bytes": location.quota_bytes,
         "created_ns": location.created_ns,
     }
-    return _write_temporary(location.path, json.dumps(fields, indent=2).encode() + b"\n")
-
-
-def _write_temporary(directory: Path, data: bytes) -> Path:
-    path = directory / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, FILE_MODE), "wb") as file:
-        os.fchmod(file.fileno(), FILE_MODE)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return path
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Put a small file in place of another, whole and durably; a link is replaced, not followed.
-    Raises OSError.
-    """
-    _write_temporary(path.parent, data).replace(path)
-    _sync(path.parent)
-
-
-def read_small(path: Path, most_bytes: int = _MAX_SETTINGS_BYTES) -> bytes | None:
-    """A small file's content; None if there is none. Raises OSError, also for a link."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    with open(fd, "rb") as file:
-        return file.read(most_bytes)
+    return json.dumps(fields, indent=2).encode() + b"\n"
 
 
 def settings_stamp(location: Location) -> tuple[int, int]:
@@ -343,8 +298,7 @@ def _with_quota(location: Location, quota_bytes: int | None) -> Location:
     if quota_bytes is None or quota_bytes == location.quota_bytes:
         return location
     changed = replace(location, quota_bytes=quota_bytes)
-    _write_settings(changed).replace(location.path / SETTINGS)
-    _sync(location.path)
+    replace_file(location.path / SETTINGS, _settings(changed))
     log.info(
         "store quota changed path=%s from=%s to=%s",
         location.path,
@@ -352,11 +306,3 @@ def _with_quota(location: Location, quota_bytes: int | None) -> Location:
         format_size(quota_bytes),
     )
     return changed
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -28,9 +28,10 @@ from spillcache.store.location import (
     open_location,
 )
 from spillcache.store.pins import Pins
+from spillcache.store.progress import Progress, no_progress
 from spillcache.store.quarantine import Quarantine, quarantine_bytes
 from spillcache.store.reader import Failure, ReadAhead
-from spillcache.store.rebuild import Progress, Rebuild, no_progress
+from spillcache.store.rebuild import Rebuild
 from spillcache.store.room import Limits, Room
 from spillcache.store.rows import Entry
 from spillcache.store.segments import Segments, segment_bytes

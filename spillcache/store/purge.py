@@ -14,7 +14,6 @@ from spillcache.chain import BlockHash
 from spillcache.state import Part
 from spillcache.store.catalog import Catalog, Place
 from spillcache.store.files import BLOCK_BYTES, store_error
-from spillcache.store.gc import Progress
 from spillcache.store.hidden import HIDDEN
 from spillcache.store.index_sum import INDEX_SUM
 from spillcache.store.location import (
@@ -23,13 +22,14 @@ from spillcache.store.location import (
     QUARANTINE,
     SEGMENTS,
     SETTINGS,
-    TEMPORARY,
     read_location,
 )
 from spillcache.store.opened import OpenStore
+from spillcache.store.progress import Progress
 from spillcache.store.quarantine import is_record
 from spillcache.store.rows import Entry
 from spillcache.store.segments import segment_of
+from spillcache.store.small_files import TEMPORARY
 from spillcache.store.tenancy import alone_with
 
 log = logging.getLogger("spillcache.store")

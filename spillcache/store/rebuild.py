@@ -8,7 +8,7 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from spillcache.chain import BlockHash
@@ -19,23 +19,17 @@ from spillcache.store.catalog import Catalog, Place
 from spillcache.store.files import Files
 from spillcache.store.format import PAGE_BYTES, RecordClass, RecordHeader
 from spillcache.store.index import Index
+from spillcache.store.progress import Progress, no_progress
 from spillcache.store.rows import Entry, SegmentRow, SegmentState
 from spillcache.store.scan import scanned
 from spillcache.store.segments import Segments
 from spillcache.store.tails import trim_tails
-
-Progress = Callable[[int, int], None]
-"""Told bytes done and bytes to do, in all."""
 
 _ROWS_PER_COMMIT = 2000
 _ORDER = struct.Struct(">IQQQ")
 _KNOWN_PARTS = frozenset(Part)
 
 log = logging.getLogger("spillcache.store")
-
-
-def no_progress(done: int, total: int) -> None:
-    """Nobody watches."""
 
 
 @dataclass(slots=True)

@@ -22,7 +22,8 @@ from spillcache.store.files import Files, store_error
 from spillcache.store.format import PAGE_BYTES, RecordClass, RecordHeader
 from spillcache.store.index_opening import Care
 from spillcache.store.opened import OpenStore, acquire, release
-from spillcache.store.rebuild import Progress, entry_of, is_wanted, no_progress
+from spillcache.store.progress import Progress, no_progress
+from spillcache.store.rebuild import entry_of, is_wanted
 from spillcache.store.rows import SegmentState, segment_key
 from spillcache.store.scan import scanned
 

@@ -170,18 +170,16 @@ class Room:
         self._ahead_bytes -= wanted_bytes
         return True
 
-    def expire(self, is_spared: Callable[[bytes], bool], *, now: bool = False) -> int:
-        """Evict what was not used for longer than the limit; the bytes freed. Looks about once a
-        minute, or ``now``.
+    def expire(self, is_spared: Callable[[bytes], bool]) -> None:
+        """Evict what was not used for longer than the limit. Looks about once a minute.
 
         Costs what is evicted and no more: in each rank the oldest come first.
         """
         max_age_s = self.limits.max_age_s
-        if max_age_s is None or (time.monotonic() < self._expire_at and not now):
-            return 0
+        if max_age_s is None or time.monotonic() < self._expire_at:
+            return
         self._expire_at = time.monotonic() + _EXPIRE_EVERY_S
         oldest = time.time_ns() - int(max_age_s * _NS_PER_S)
-        freed = 0
         while True:
             uses = self._touched.snapshot()
 
@@ -193,9 +191,8 @@ class Room:
             eviction = self._index.write(work)
             self._touched.forget(uses)
             if not eviction.places:
-                return freed
+                return
             self.finish(eviction)
-            freed += eviction.freed_bytes
 
     def _sparing(self, is_spared: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
         return lambda block: block in self._pins or is_spared(block)

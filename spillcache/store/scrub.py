@@ -6,7 +6,7 @@ processes go on meanwhile; what they evict is not missed. Without ``fix`` nothin
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -18,9 +18,9 @@ from spillcache.store.catalog import Catalog
 from spillcache.store.files import store_error, write_fully
 from spillcache.store.format import PAGE_BYTES, RecordClass, SegmentHeader
 from spillcache.store.opened import OpenStore
+from spillcache.store.progress import Progress, Stop, never, no_progress
 from spillcache.store.quarantine import Quarantined
 from spillcache.store.reader import Failure, ReadAhead
-from spillcache.store.rebuild import Progress, no_progress
 from spillcache.store.repair import gaps_of
 from spillcache.store.rows import Entry
 from spillcache.store.scan import scanned
@@ -82,10 +82,6 @@ class VerifyReport:
         return not (wrong or self.index or self.segments)
 
 
-def _never() -> bool:
-    return False
-
-
 class Scrub:
     """One verification of an open store."""
 
@@ -95,7 +91,7 @@ class Scrub:
         *,
         fix: bool,
         progress: Progress = no_progress,
-        stop: Callable[[], bool] = _never,
+        stop: Stop = never,
     ) -> None:
         self._store = store
         self._fix = fix
@@ -292,11 +288,4 @@ class Scrub:
 def _namespaces_in(catalog: Catalog, segment: int) -> set[bytes]:
     """The ids of the namespaces that objects in a segment belong to."""
     prefix = rows.segment_key(segment)
-    return {value[8 : 8 + ID_BYTES] for key, value in _places(catalog, prefix)}
-
-
-def _places(catalog: Catalog, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    for key, value in catalog.rows("places", prefix):
-        if not key.startswith(prefix):
-            return
-        yield key, value
+    return {value[8 : 8 + ID_BYTES] for _, value in catalog.within("places", prefix)}

@@ -42,7 +42,4 @@ def count_tails(catalog: Catalog, namespace_id: bytes) -> int:
 
 
 def _keys(catalog: Catalog, prefix: bytes) -> Iterator[bytes]:
-    for key, _ in catalog.rows("tails", prefix):
-        if not key.startswith(prefix):
-            return
-        yield key
+    return (key for key, _ in catalog.within("tails", prefix))

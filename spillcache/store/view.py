@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from spillcache.errors import StoreIndexError
 from spillcache.namespace import Namespace
@@ -55,9 +54,7 @@ def noted_limits(catalog: Catalog, min_free_bytes: int = 0) -> tuple[int, float 
 
 @dataclass(frozen=True, slots=True)
 class StoreView:
-    """A store as it was when ``BlockStore.inspect`` was called; holds nothing open. A context
-    manager.
-    """
+    """A store as it was when ``BlockStore.inspect`` was called; holds nothing open."""
 
     path: Path
     store_id: bytes
@@ -77,20 +74,6 @@ class StoreView:
     def usage(self) -> Usage:
         """As ``BlockStore.usage``."""
         return self._usage
-
-    def close(self) -> None:
-        """Nothing is open; here so that a view can stand for a store."""
-
-    def __enter__(self) -> "StoreView":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def look(path: Path, min_free_bytes: int = 0, index: Index | None = None) -> StoreView:

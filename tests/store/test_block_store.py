@@ -277,11 +277,11 @@ def test_inspect_within_the_process_and_without_a_store(tmp_path):
     with BlockStore.open(config(tmp_path, min_free_bytes=7)) as store:
         store.put(NAMESPACE, wanted)
         # What the store was opened with counts, if it is known.
-        with BlockStore.inspect(tmp_path, min_free_bytes=8) as view:
-            assert view.store_id == store.store_id
-            assert view.namespaces() == store.namespaces()
-            assert view.usage().objects == 5
-            assert view.usage().min_free == 7
+        view = BlockStore.inspect(tmp_path, min_free_bytes=8)
+        assert view.store_id == store.store_id
+        assert view.namespaces() == store.namespaces()
+        assert view.usage().objects == 5
+        assert view.usage().min_free == 7
         check_all(store, wanted)
     with BlockStore.open(config(tmp_path)) as store:
         store.set_note("store:limits", b"[]")

@@ -22,10 +22,10 @@ from spillcache.store.block_store import BlockStore
 from spillcache.store.location import (
     examine,
     existing,
-    is_stale_temporary,
     open_location,
     read_location,
 )
+from spillcache.store.small_files import is_stale_temporary
 
 
 def mode(path: Path) -> int:
