@@ -3,6 +3,8 @@
 PY := .venv/bin/python
 MODEL ?= gemma3-270m
 TOKENS ?= 2048,8192
+# For `make bench`: NAME=PATH for each trace of benchmark NAME.
+TRACES ?=
 PINS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
@@ -32,20 +34,8 @@ lint: .venv/stamp-dev ## Check style and types
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-bench: .venv/stamp-dev ## Run the benchmarks of docs/benchmarks.md (minutes)
-	@mkdir -p out
-	$(PY) -m spillcache bench restart -m "$(MODEL)" --prompt-tokens "$(TOKENS)" --plot out/restart.png
-	$(PY) bench/agents.py -m "$(MODEL)"
-	$(PY) bench/peers.py -m "$(MODEL)"
-	$(PY) bench/soak.py --minutes 10
-	$(PY) bench/micro.py -m "$(MODEL)"
-	$(PY) bench/memory.py -m "$(MODEL)"
-	$(PY) bench/quota.py --writers 4 --quota 256MiB --seconds 30
-	$(PY) bench/lookup.py
-	$(PY) bench/store_io.py
-	$(PY) bench/big.py
-	$(PY) bench/chaos.py --kills 200
-	$(PY) bench/flip.py
+bench: .venv/stamp-dev ## Run the benchmarks of docs/benchmarks.md and write what they find (an hour; TRACES=)
+	$(PY) bench/report.py $(addprefix --trace ,$(TRACES))
 
 clean: ## Remove what was built, but not .venv
 	rm -rf out dist build .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
