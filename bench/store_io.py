@@ -3,7 +3,8 @@
 Compares verified reads (``BlockStore.read``) and durable writes (``BlockStore.put`` of groups of
 64 MiB) with the best raw direct I/O into and out of the store's own huge-page buffers: reads of
 8 MiB, four or eight in flight; writes of 8 MiB, one or eight in flight, with ``fdatasync`` after
-each group. All take turns; the page cache is bypassed; medians. The last line of stdout is JSON.
+each group. Writes take turns group by group, reads file by file; the page cache is bypassed;
+medians. The last line of stdout is JSON.
 """
 
 import argparse
@@ -38,9 +39,11 @@ WRITE_BARS = {64 * KIB: 0.70, MIB: 0.75, 8 * MIB: 0.80}
 MILLION_BAR = 0.45
 GROUP_BYTES = 64 * MIB
 CHUNK_BYTES = 8 * MIB
+SETTLE_S = 1.0
 IN_FLIGHT = (4, 8)
 RAW_READS = tuple(f"raw read {each}" for each in IN_FLIGHT)
-RAW_WRITES = ("raw write 1", "raw write 8")
+WRITES_IN_FLIGHT = (1, 8)
+RAW_WRITES = tuple(f"raw write {each}" for each in WRITES_IN_FLIGHT)
 QUOTA_BYTES = 256 * GIB
 NAMESPACE = Namespace.of({"bench": "store_io"})
 
@@ -64,33 +67,39 @@ class Times:
 class RawFile:
     """Direct I/O on one file, without anything else."""
 
-    def __init__(self, directory: Path, size_bytes: int) -> None:
-        self.path = directory / "raw"
-        self.size_bytes = size_bytes
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._files = Files()
+        self._at = 0
         self._buffers = [AlignedBuffer(CHUNK_BYTES) for _ in range(max(IN_FLIGHT))]
         source = np.random.default_rng(0)
         for buffer in self._buffers:
             buffer.array[:] = source.integers(0, 256, buffer.size, np.uint8)
         self._pool = ThreadPoolExecutor(max(IN_FLIGHT))
 
-    def write(self, in_flight: int) -> float:
-        """A new file, in groups that are each on the device before the next begins: seconds."""
+    def restart(self) -> None:
+        """An empty file."""
         self.path.unlink(missing_ok=True)
+        os.close(self._files.create(self.path))
+        self._at = 0
+
+    def write_group(self, in_flight: int) -> float:
+        """Append a group and have it on the device: seconds."""
+        fd = self._files.open(self.path, write=True)
         start = time.perf_counter()
-        fd = self._files.create(self.path)
-        for group in range(0, self.size_bytes, GROUP_BYTES):
-            offsets = range(group, min(group + GROUP_BYTES, self.size_bytes), CHUNK_BYTES)
-            self._each(lambda b, at: os.pwrite(fd, b.view, at), offsets, in_flight)
-            self._files.sync(fd)
+        offsets = range(self._at, self._at + GROUP_BYTES, CHUNK_BYTES)
+        self._each(lambda b, at: os.pwrite(fd, b.view, at), offsets, in_flight)
+        self._files.sync(fd)
+        seconds = time.perf_counter() - start
         self._files.close(fd)
-        return time.perf_counter() - start
+        self._at += GROUP_BYTES
+        return seconds
 
     def read(self, in_flight: int) -> float:
         """The whole file: seconds."""
         start = time.perf_counter()
         fd = self._files.open(self.path)
-        offsets = range(0, self.size_bytes, CHUNK_BYTES)
+        offsets = range(0, self._at, CHUNK_BYTES)
         self._each(lambda b, at: os.preadv(fd, [b.view], at), offsets, in_flight)
         self._files.close(fd)
         return time.perf_counter() - start
@@ -152,17 +161,32 @@ def open_store(path: Path) -> BlockStore:
     return BlockStore.open(config)
 
 
-def timed_put(store: BlockStore, objects: Objects) -> tuple[float, list[BlockHash]]:
-    """Seconds in ``put``, and what was put."""
-    seconds, blocks = 0.0, []
+def timed_put(
+    store: BlockStore, objects: Objects, raw: dict[str, RawFile], times: Times, name: str
+) -> list[BlockHash]:
+    """Time puts and raw writes, group by group in turns; what was put.
+
+    Disks of virtual machines are faster for a while after a rest: whole runs in turns would be
+    measured at different speeds.
+    """
+    seconds, blocks = dict.fromkeys((name, *raw), 0.0), []
+    for each in raw.values():
+        each.restart()
+    # The filesystem gives back what was deleted with its next commits: not while we measure.
+    os.sync()
+    time.sleep(SETTLE_S)
     for group in objects.groups():
+        for number, (kind, each) in enumerate(raw.items()):
+            seconds[kind] += each.write_group(WRITES_IN_FLIGHT[number])
         gc.collect()
         start = time.perf_counter()
         result = store.put(NAMESPACE, group)
-        seconds += time.perf_counter() - start
+        seconds[name] += time.perf_counter() - start
         assert result.written == len(group)
         blocks += [item.block for item in group]
-    return seconds, blocks
+    for kind, value in seconds.items():
+        times.add(kind, value)
+    return blocks
 
 
 def timed_read(store: BlockStore, entries: list[Entry]) -> float:
@@ -180,25 +204,25 @@ def found(store: BlockStore, blocks: list[BlockHash]) -> list[Entry]:
     return [each[Part.KV] for each in store.find(NAMESPACE.id, blocks, (Part.KV,))]
 
 
+def raw_files(work: Path) -> dict[str, RawFile]:
+    return {name: RawFile(work / name) for name in RAW_WRITES}
+
+
 def measure(work: Path, total_bytes: int, runs: int, payload: memoryview) -> Times:
     times = Times()
-    raw = RawFile(work, total_bytes)
+    raw = raw_files(work)
     objects = {size: Objects(size, total_bytes, payload) for size in SIZES}
-    raw.write(1)
     for run in range(runs):
         say(f"run {run + 1} of {runs}")
         for size in SIZES:
-            # The baseline before each, so that what else the machine does hits both alike.
-            times.add("raw write 1", raw.write(1))
-            times.add("raw write 8", raw.write(8))
             with open_store(work / "cache") as store:
-                seconds, blocks = timed_put(store, objects[size])
-                times.add(f"write {size}", seconds)
+                # The store's buffers and segment are made once, as the baseline's are.
+                store.put(NAMESPACE, next(objects[size].groups()))
+                blocks = timed_put(store, objects[size], raw, times, f"write {size}")
                 entries = found(store, blocks)
-                # The store's buffers are made once in a process's life, as the baseline's are.
                 timed_read(store, entries[: len(entries) // 8])
                 for in_flight in IN_FLIGHT:
-                    times.add(f"raw read {in_flight}", raw.read(in_flight))
+                    times.add(f"raw read {in_flight}", raw[RAW_WRITES[0]].read(in_flight))
                 times.add(f"read {size}", timed_read(store, entries))
             shutil.rmtree(work / "cache")
     return times
@@ -209,16 +233,15 @@ def measure_million(
 ) -> Times:
     """Writes of 64 KiB objects into a store whose index holds a million."""
     times = Times()
-    raw = RawFile(work, total_bytes)
+    raw = raw_files(work)
     objects = Objects(64 * KIB, total_bytes, payload)
     with open_store(work / "million") as store:
         say(f"filling the index with {count} objects")
         fill_index(store, NAMESPACE, count)
+        store.put(NAMESPACE, next(objects.groups()))
         for run in range(runs):
             say(f"run {run + 1} of {runs}, {count} objects")
-            times.add("raw write 1", raw.write(1))
-            times.add("raw write 8", raw.write(8))
-            times.add("million", timed_put(store, objects)[0])
+            timed_put(store, objects, raw, times, "million")
     return times
 
 

@@ -9,7 +9,7 @@ from typing import overload
 
 from spillcache.chain import BlockHash
 from spillcache.state import Part
-from spillcache.store.rows import ENTRY_BYTES, PRESENT, Entry, is_present, unpack_entry
+from spillcache.store.rows import ENTRY_BYTES, PRESENT, Entry, is_present, object_keys, unpack_entry
 
 _Rows = list[bytes | None]
 
@@ -38,8 +38,7 @@ class Found(Sequence[dict[Part, Entry]]):
         self._columns = [(part, self._column(part, get)) for part in parts]
 
     def _column(self, part: Part, get: Callable[[bytes], bytes | None]) -> _Rows:
-        namespace_id, suffix = self._namespace_id, bytes((part,))
-        values = map(get, [namespace_id + block + suffix for block in self._blocks])
+        values = map(get, object_keys(self._namespace_id, self._blocks, part))
         size, least = ENTRY_BYTES, PRESENT
         return [
             value if value is not None and value >= least and len(value) == size else _absent(value)

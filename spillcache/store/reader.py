@@ -37,9 +37,8 @@ READ_THREADS = 4
 VERIFY_THREADS = 2
 """Apart from those that read, so that the device always has something to do."""
 _LONGEST_READ_BYTES = 8 * MIB
+"""But for a record that is longer."""
 _SHORTEST_READ_BYTES = MIB
-_SLACK_BYTES = MIB
-"""A read may be this much longer than the longest, so that it ends with a whole record."""
 _LARGEST_GAP_BYTES = 128 * KIB
 """Reading over a gap costs less than another read."""
 _POLL_S = 0.02
@@ -185,8 +184,7 @@ def plan_runs(entries: Sequence[Entry]) -> list[Run]:
         if (
             segment != run.segment
             or not run.end <= offset <= run.end + _LARGEST_GAP_BYTES
-            or end - run.start > longest + _SLACK_BYTES
-            or run.end - run.start >= longest
+            or end - run.start > longest
         ):
             longest = usual if len(runs) > 1 else _SHORTEST_READ_BYTES
             run = Run(segment, offset, offset)
@@ -225,7 +223,11 @@ class ReadAhead:
         self._memory_bytes = memory_bytes
         self._stop = stop
         self._cipher = cipher
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        # One each, so that nobody is woken for what others wait for.
+        self._loaded = threading.Condition(self._lock)
+        self._roomy = threading.Condition(self._lock)
+        self._ready = threading.Condition(self._lock)
         self._next = 0
         self._wanted = 0
         self._in_use = 0
@@ -260,18 +262,18 @@ class ReadAhead:
 
     def _await(self, number: int) -> bool:
         """Wait until a run is loaded; False when the consumer wants to stop."""
-        with self._changed:
+        with self._lock:
             self._wanted = number
-            self._changed.notify_all()
+            self._roomy.notify()
             while self._runs[number].items is None:
-                self._changed.wait(_POLL_S)
+                self._loaded.wait(_POLL_S)
                 if self._stop():
                     return False
         return True
 
     def also_corrupt(self) -> list[Failure]:
         """What else was found damaged so far, ahead of the consumer."""
-        with self._changed:
+        with self._lock:
             items = [item for run in self._runs for item in run.items or ()]
         return [item for item in items if isinstance(item, Failure) and item.kind == "corrupt"]
 
@@ -279,9 +281,10 @@ class ReadAhead:
         """Stop the threads, close files, release what was not handed over. On the consumer's
         thread; any number of times.
         """
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            self._roomy.notify_all()
+            self._ready.notify_all()
         deadline = time.monotonic() + _JOIN_S
         for thread in self._threads:
             if thread.ident is not None:
@@ -314,23 +317,27 @@ class ReadAhead:
             ) as error:  # a thread must not die unnoticed: the consumer raises it
                 self._done(run, lease, _failures(run, error))
                 continue
-            with self._changed:
+            with self._lock:
                 self._fetched.append(_Fetched(number, lease, buffer, count))
-                self._changed.notify_all()
-        with self._changed:
+                self._ready.notify()
+        with self._lock:
             self._reading -= 1
-            self._changed.notify_all()
+            self._ready.notify_all()
 
     def _take_run(self) -> int | None:
-        with self._changed:
+        with self._lock:
             while not self._closed and self._next < len(self._runs):
                 needed = self._runs[self._next].memory_bytes
                 within = self._in_use + needed <= self._memory_bytes
                 if within or self._next <= self._wanted:
                     self._next += 1
                     self._in_use += needed
+                    # There may be room for another.
+                    self._roomy.notify()
                     return self._next - 1
-                self._changed.wait()
+                self._roomy.wait()
+            # Nor is there anything left for the others.
+            self._roomy.notify()
         return None
 
     def _verify(self) -> None:
@@ -343,25 +350,25 @@ class ReadAhead:
             self._done(run, lease, items)
 
     def _take_fetched(self) -> _Fetched | None:
-        with self._changed:
+        with self._lock:
             while not self._closed and (self._fetched or self._reading):
                 if self._fetched:
                     first = min(self._fetched, key=lambda each: each.number)
                     self._fetched.remove(first)
                     return first
-                self._changed.wait()
+                self._ready.wait()
         return None
 
     def _done(self, run: Run, lease: _Lease, items: list[Payload | Failure]) -> None:
         lease.drop()
-        with self._changed:
+        with self._lock:
             run.items = deque(items)
-            self._changed.notify_all()
+            self._loaded.notify()
 
     def _freed(self, size_bytes: int) -> None:
-        with self._changed:
+        with self._lock:
             self._in_use -= size_bytes
-            self._changed.notify_all()
+            self._roomy.notify()
 
     def _fd(self, segment: int) -> int:
         with self._fd_lock:

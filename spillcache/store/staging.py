@@ -14,7 +14,7 @@ from spillcache.store.files import Files, write_fully
 from spillcache.store.format import padded
 
 _BUFFERS = 3
-_BUFFER_BYTES = 8 * MIB
+_BUFFER_BYTES = 12 * MIB
 _SMALL_BYTES = 4 * KIB
 _FIRST_BYTES = 2 * MIB
 """The first write is short, so that the device has something to do at once."""
@@ -75,12 +75,14 @@ class Staging:
 
     def _turn_over(self) -> None:
         """Have the buffer written and go on in another."""
+        self._todo.put((self._buffer, self._filled, self._at))
         if self._thread is None:
+            # It finds something to do at once, and so never waits for the interpreter's lock
+            # while this thread makes digests.
             self._thread = threading.Thread(
                 target=self._write, name="spillcache-write", daemon=True
             )
             self._thread.start()
-        self._todo.put((self._buffer, self._filled, self._at))
         self._at += self._filled
         self._filled = 0
         self._limit = _BUFFER_BYTES

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from spillcache.chain import HASH_BYTES
 from spillcache.config import MIB, Codec
 from spillcache.errors import StoreFullError, StoreIndexError
-from spillcache.namespace import Namespace
+from spillcache.namespace import ID_BYTES, Namespace
 from spillcache.state import Buffer, Part
 from spillcache.store import codec as codecs
 from spillcache.store.appender import Appender
@@ -39,7 +39,7 @@ from spillcache.store.index import Index
 from spillcache.store.naming import Naming
 from spillcache.store.objects import PutResult, StoreObject
 from spillcache.store.room import NoRoom, Room, index_bytes
-from spillcache.store.rows import object_key, pack_row
+from spillcache.store.rows import is_present, object_key, pack_row
 from spillcache.store.segments import Segments
 from spillcache.store.tails import trim_tails
 
@@ -60,21 +60,22 @@ class _Record:
         *("source", "stored", "stored_bytes"),
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - names cost time
         self,
-        namespace_id: bytes,
+        key: bytes,
         source: StoreObject,
+        raw_bytes: int,
         codec: codecs.CodecId,
         stored: Buffer,
-        cipher: Cipher | None = None,
+        cipher: Cipher | None,
     ) -> None:
-        self.namespace_id = namespace_id
+        self.namespace_id = key[:ID_BYTES]
         self.source = source
-        self.key = object_key(namespace_id, source.block, source.part)
-        self.codec = int(codec)
+        self.key = key
+        self.codec = codec
         self.stored = stored
         self.cipher = cipher
-        self.raw_bytes = memoryview(source.payload).nbytes
+        self.raw_bytes = raw_bytes
         tail_bytes = len(source.tail)
         self.stored_bytes = len(stored)
         """What the payload takes; with a tail's tokens, if they are encrypted together."""
@@ -211,15 +212,14 @@ class Writer:
 
     def put(self, namespace: Namespace, objects: Sequence[StoreObject]) -> PutResult:
         """See ``BlockStore.put``."""
-        for item in objects:
-            _check(item)
+        _check(objects)
         with self._lock:
             tally = _Tally()
             wanted = self._missing(namespace.id, objects, tally)
             spared = {namespace.id + item.block for item in objects}
             spared.update(namespace.id + item.parent for item in objects)
             try:
-                for group in self._groups(namespace.id, wanted, tally):
+                for group in self._groups(wanted, tally):
                     self._write(namespace, group, spared, tally)
             except OSError as error:
                 raise store_error(error, "objects were written") from error
@@ -237,48 +237,52 @@ class Writer:
 
     def _missing(
         self, namespace_id: bytes, objects: Sequence[StoreObject], tally: _Tally
-    ) -> list[StoreObject]:
-        """The objects that are not there yet, each once."""
-        wanted: dict[tuple[bytes, Part], StoreObject] = {}
+    ) -> dict[bytes, StoreObject]:
+        """The objects that are not there yet, each once, by their keys."""
+        keys = [object_key(namespace_id, item.block, item.part) for item in objects]
         with self._index.read() as catalog:
             if catalog.is_hidden(namespace_id):
                 tally.dropped += len(objects)
-                return []
-            for item in objects:
-                key = (item.block, item.part)
-                if key in wanted or catalog.has(namespace_id, item.block, item.part):
-                    tally.present += 1
-                else:
-                    wanted[key] = item
-        return list(wanted.values())
+                return {}
+            rows = map(catalog.row, keys)
+            wanted = {
+                key: item
+                for key, row, item in zip(keys, rows, objects, strict=True)
+                if not is_present(row)
+            }
+        tally.present += len(objects) - len(wanted)
+        return wanted
 
-    def _groups(
-        self, namespace_id: bytes, wanted: list[StoreObject], tally: _Tally
-    ) -> Iterator[list[_Record]]:
+    def _groups(self, wanted: dict[bytes, StoreObject], tally: _Tally) -> Iterator[list[_Record]]:
         """Records to be committed together: within one segment, and not too many bytes."""
         group: list[_Record] = []
-        size = 0
-        for item in wanted:
-            if tally.hangs_on_dropped(item):
+        size = most = 0
+        for key, item in wanted.items():
+            if tally.dropped_blocks and tally.hangs_on_dropped(item):
                 tally.drop(item)
                 continue
-            record = self._encode(namespace_id, item)
-            if group and size + record.size > min(_GROUP_BYTES, self._appender.room()):
+            record = self._encode(key, item)
+            if group and size + record.size > most:
                 yield group
                 group, size = [], 0
-            if not group and record.size > self._appender.room() and not self._appender.is_fresh:
-                self._appender.seal()
+            if not group:
+                if record.size > self._appender.room() and not self._appender.is_fresh:
+                    self._appender.seal()
+                most = min(_GROUP_BYTES, self._appender.room())
             group.append(record)
             size += record.size
         if group:
             yield group
 
-    def _encode(self, namespace_id: bytes, item: StoreObject) -> _Record:
+    def _encode(self, key: bytes, item: StoreObject) -> _Record:
         payload = memoryview(item.payload).cast("B")
+        size = len(payload)
         chosen = self.codec
         if chosen == "auto":
-            chosen = self._auto.choose(namespace_id, item.part, payload)
-        return _Record(namespace_id, item, *codecs.encode(chosen, payload), self._cipher)
+            chosen = self._auto.choose(key[:ID_BYTES], item.part, payload)
+        if chosen == "raw":
+            return _Record(key, item, size, codecs.CodecId.RAW, payload, self._cipher)
+        return _Record(key, item, size, *codecs.encode(chosen, payload), self._cipher)
 
     def _write(
         self, namespace: Namespace, group: list[_Record], spared: set[bytes], tally: _Tally
@@ -427,15 +431,16 @@ def _fitting(group: list[_Record], available_bytes: int) -> list[_Record]:
     return fitting
 
 
-def _check(item: StoreObject) -> None:
-    if len(item.block) != HASH_BYTES or len(item.parent) != HASH_BYTES:
-        raise ValueError(f"block hashes have {HASH_BYTES} bytes")
-    if not 0 <= item.rank <= 255:
-        raise ValueError("a rank lies in 0 … 255")
-    if not 0 <= item.block_index < _MAX_COUNT or not 0 <= item.token_count < _MAX_COUNT:
-        raise ValueError("a block's index and its number of tokens have 32 bits")
-    if item.tail:
-        check_tail(item.parent, item.block, item.token_count, item.tail)
-    payload = memoryview(item.payload)
-    if not payload.c_contiguous or payload.nbytes > MAX_PAYLOAD_BYTES:
-        raise ValueError(f"a payload is at most {MAX_PAYLOAD_BYTES} contiguous bytes")
+def _check(objects: Sequence[StoreObject]) -> None:
+    for item in objects:
+        if not len(item.block) == len(item.parent) == HASH_BYTES:
+            raise ValueError(f"block hashes have {HASH_BYTES} bytes")
+        if not 0 <= item.rank <= 255:
+            raise ValueError("a rank lies in 0 … 255")
+        if not (0 <= item.block_index < _MAX_COUNT and 0 <= item.token_count < _MAX_COUNT):
+            raise ValueError("a block's index and its number of tokens have 32 bits")
+        if item.tail:
+            check_tail(item.parent, item.block, item.token_count, item.tail)
+        payload = memoryview(item.payload)
+        if not payload.c_contiguous or payload.nbytes > MAX_PAYLOAD_BYTES:
+            raise ValueError(f"a payload is at most {MAX_PAYLOAD_BYTES} contiguous bytes")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from spillcache import chain as chain_module
-from spillcache.chain import BlockHash, Chain, as_tokens, block_hash, chain_hashes, chain_root
+from spillcache.chain import BlockHash, Chain, as_tokens, chain_hashes, chain_root
 from spillcache.namespace import Namespace
 
 DIGEST = bytes(range(32))
@@ -19,13 +19,13 @@ GOLDEN_ROOT = "1aa5d81fd601d7fdf244168788464153d95e50ebfd9fcbcd3c1eb4c65e57022a"
 GOLDEN_SALTED_ROOT = "6536bd40fdaf3719b816730b72f8cf8d69070b4a72eaf1e825ead742e5be42f4"
 GOLDEN_CHAIN = [
     "97789dea3f0104d3a7428f9e527046c088efa8dcf9a5e786f0a51eaa899e011b",
-    "3bd4f7d0cde00c9119705ccdefc8600c90d4d3fe360069fd90927e43ba3c367b",
-    "2e84e4d30423ef580548d3d877f051b86e27b7311ad2e0d8e4453626a4ae3067",
+    "97789deacde00c9119705ccdefc8600c90d4d3fe360069fd90927e43ba3c367b",
+    "97789deaf51f9a59cd0e28e726ff969421e31ba6786c8d582354be160690e79b",
 ]
 GOLDEN_MEDIA_CHAIN = [
     "97789dea3f0104d3a7428f9e527046c088efa8dcf9a5e786f0a51eaa899e011b",
-    "4e007dbbe585d6492edabf066aace9528d82d52137ed9bc2c4adc736559ae4a4",
-    "015a5afe270e3c56667b2eda9d27be44691b1b34dc4c5607393acc0e5932c4f5",
+    "97789deae585d6492edabf066aace9528d82d52137ed9bc2c4adc736559ae4a4",
+    "97789dea55ada971752793e388a109513a174cc9b523f9cd5212747db33062fa",
 ]
 
 
@@ -33,14 +33,15 @@ def spelled_out(root: bytes, blocks: list[tuple[list[int], bytes]]) -> list[byte
     """The formula of docs/format.md, one step at a time, sharing nothing with the package."""
     hashes = []
     before = root
-    for tokens, extra in blocks:
+    for index, (tokens, extra) in enumerate(blocks):
         hasher = blake3()
         hasher.update(before)
         for token in tokens:
             hasher.update(struct.pack("<I", token))
         hasher.update(struct.pack("<I", len(extra)))
         hasher.update(extra)
-        before = hasher.digest()
+        digest = hasher.digest()
+        before = digest if index % 64 == 0 else before[:4] + digest[4:]
         hashes.append(before)
     return hashes
 
@@ -73,8 +74,8 @@ def test_media_change_their_block_and_all_after() -> None:
 
 def test_an_extra_is_not_a_token() -> None:
     root = chain_root(DIGEST)
-    as_extra = block_hash(root, as_tokens([1]), struct.pack("<I", 2))
-    assert as_extra != block_hash(root, as_tokens([1, 2]))
+    as_extra = chain_hashes(root, [1], 1, {0: struct.pack("<I", 2)})
+    assert as_extra != chain_hashes(root, [1, 2], 2)
 
 
 @given(
@@ -111,11 +112,30 @@ def test_a_prefix_has_a_prefix_of_the_chain() -> None:
 
 def test_block_by_block_equals_the_chain() -> None:
     parent = chain_root(DIGEST)
-    tokens = as_tokens(range(256))
-    for index, expected in enumerate(chain_hashes(parent, tokens, 64, {2: b"x"})):
-        extra = b"x" if index == 2 else b""
-        parent = block_hash(parent, tokens[index * 64 : (index + 1) * 64], extra)
+    tokens = as_tokens(range(520))
+    for index, expected in enumerate(chain_hashes(parent, tokens, 4, {2: b"x"})):
+        extras = {0: b"x"} if index == 2 else None
+        block = tokens[index * 4 : (index + 1) * 4]
+        (parent,) = chain_hashes(parent, block, 4, extras, first=index)
         assert parent == expected
+
+
+def test_64_blocks_in_a_row_have_names_that_begin_alike() -> None:
+    hashes = chain_hashes(chain_root(DIGEST), range(200), 1)
+    beginnings = [block[:4] for block in hashes]
+    assert [beginnings.count(each) for each in dict.fromkeys(beginnings)] == [64, 64, 64, 8]
+    assert len({block[4:] for block in hashes}) == 200
+    branch = chain_hashes(chain_root(DIGEST), [*range(70), 0], 1)
+    assert branch[70][:4] == hashes[70][:4]
+    assert branch[70] != hashes[70]
+
+
+def test_a_chain_that_grows_has_the_names_of_one_that_was_made_at_once() -> None:
+    namespace = Namespace.of({"engine": "test"})
+    at_once, grown = Chain(namespace, 4, range(600)), Chain(namespace, 4)
+    for start in range(0, 600, 7):
+        grown.extend(range(start, min(start + 7, 600)))
+    assert grown.hashes == at_once.hashes
 
 
 def test_namespaces_and_salts_share_nothing() -> None:
@@ -240,9 +260,11 @@ def test_what_a_relative_shares_is_not_hashed_again(monkeypatch: pytest.MonkeyPa
     hashed: list[int] = []
     real = chain_module.chain_hashes
 
-    def counted(root: BlockHash, tokens: NDArray[np.uint32], size: int) -> list[BlockHash]:
+    def counted(
+        root: BlockHash, tokens: NDArray[np.uint32], size: int, *, first: int
+    ) -> list[BlockHash]:
         hashed.append(len(tokens) // size)
-        return real(root, tokens, size)
+        return real(root, tokens, size, first=first)
 
     monkeypatch.setattr(chain_module, "chain_hashes", counted)
     prompt = [*range(38), 99, 99, 1, 2, 3, 4]  # nine blocks are near's, three are far's

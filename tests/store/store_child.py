@@ -17,6 +17,7 @@ from store_tools import NAMESPACE, OTHER, config, entries, objects, read_all
 from spillcache.errors import ObjectMissing, StoreError
 from spillcache.state import Part
 from spillcache.store.block_store import BlockStore
+from spillcache.store.rows import object_key
 
 BLOCKS, SIZE = 6, 60_000
 
@@ -40,7 +41,10 @@ def dirty(store: BlockStore, seed: int, count: int) -> None:
     put(store, seed, 1)
     writer = store._opened.writer
     wanted = objects(seed + 1, count, SIZE)
-    records = [writer._encode(NAMESPACE.id, item).pieces() for item in wanted]
+    records = [
+        writer._encode(object_key(NAMESPACE.id, item.block, item.part), item).pieces()
+        for item in wanted
+    ]
     writer._appender.write(records)
     writer._appender.sync()
     store._opened.room.reserve(writer._appender.begin(), 1 << 20, 1, lambda _: False)

@@ -78,12 +78,12 @@ def test_a_short_stream_needs_no_thread_and_a_long_one_has_its_own(tmp_path, fil
     assert {name for *_, name in files.writes} == {"spillcache-write"}
     assert sum(size for _, size, _ in files.writes) == 40 * MIB
     # The first is short, so that the device has something to do; the rest is long.
-    assert [size // MIB for _, size, _ in files.writes] == [2, 8, 8, 8, 8, 6]
+    assert [size // MIB for _, size, _ in files.writes] == [2, 12, 12, 12, 2]
     assert files.syncs == 2
     assert not [t for t in threading.enumerate() if t.name == "spillcache-write"]
 
 
-@pytest.mark.parametrize("fail_at", [0, 1, 4, 5])
+@pytest.mark.parametrize("fail_at", [0, 1, 3, 4])
 def test_an_error_of_the_thread_is_the_user_s(tmp_path, files, fail_at):
     files.fail_at = fail_at
     with pytest.raises(OSError, match="error"):
