@@ -36,6 +36,14 @@ def chain_root(namespace_digest: bytes, salt: bytes = b"") -> BlockHash:
     return BlockHash(blake3(namespace_digest + salt, derive_key_context=ROOT_CONTEXT).digest())
 
 
+def block_hash(parent: BlockHash, tokens: NDArray[np.uint32]) -> BlockHash:
+    """The name of a tail: of a last block's ``tokens``, too few for a whole one, after ``parent``,
+    whose neighbour it is.
+    """
+    data = parent + tokens.astype("<u4", copy=False).tobytes() + bytes(4)
+    return BlockHash(parent[:_SHARED_BYTES] + blake3(data).digest()[_SHARED_BYTES:])
+
+
 def chain_hashes(
     parent: BlockHash,
     tokens: Sequence[int] | NDArray[np.integer],

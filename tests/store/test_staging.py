@@ -100,7 +100,7 @@ def test_a_stream_that_is_given_up_is_not_synced(tmp_path, files):
     staging.close()
     os.close(fd)
     assert files.syncs == 0
-    assert pool.kept_bytes == 24 * MIB
+    assert pool.kept_bytes == 36 * MIB
 
 
 def test_buffered_streams_leave_the_page_cache(tmp_path):
