@@ -1,6 +1,5 @@
 """The doctor's look at the engine: its library, a model's self-test, and a restart for real."""
 
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,10 +8,9 @@ from pathlib import Path
 from spillcache.cli.bench_prompts import PromptMaker
 from spillcache.cli.bench_server import BenchServer
 from spillcache.cli.doctor_report import Finding
-from spillcache.cli.doctor_speed import place_beside
+from spillcache.cli.doctor_speed import workplace
 from spillcache.config import EngineConfig
 from spillcache.errors import SpillcacheError
-from spillcache.store.small_files import TEMPORARY
 
 _CONTEXT_TOKENS = 8192
 _PROMPT_TOKENS = 640
@@ -59,14 +57,13 @@ def look_at_model(model: Path) -> Iterator[Finding]:
 
 def look_at_restart(path: Path, model: Path, serve_flags: list[str]) -> Iterator[Finding]:
     """A real server saves a prompt, stops, starts again, and must find it on disk."""
-    place = place_beside(path)
-    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}doctor-", dir=place) as work:
-        flags = ["--model", str(model), "--cache-disk", str(Path(work) / "cache")]
+    with workplace(path) as work:
+        flags = ["--model", str(model), "--cache-disk", str(work / "cache")]
         flags += ["--cache-disk-size", "1GiB", "--cache-disk-min-free", "0"]
         flags += ["--cache-namespace", f"doctor-{uuid.uuid4()}"]
         flags += ["--ctx-size", str(_PROMPT_TOKENS + 512), *serve_flags]
         try:
-            yield _restart(flags, Path(work) / "server.log")
+            yield _restart(flags, work / "server.log")
         except SpillcacheError as error:
             yield Finding("restart", "bad", str(error), "read the server's last words above")
 

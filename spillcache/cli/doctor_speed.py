@@ -2,10 +2,14 @@
 written and read.
 """
 
+import contextlib
+import os
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from spillcache.chain import chain_hashes, chain_root
@@ -18,9 +22,10 @@ from spillcache.state import Part
 from spillcache.store.block_store import BlockStore, StoreObject
 from spillcache.store.files import Files
 from spillcache.store.location import existing
-from spillcache.store.small_files import TEMPORARY
+from spillcache.store.small_files import TEMPORARY, is_stale_temporary
 
 _NAMESPACE = Namespace.of({"engine": "doctor"})
+_PREFIX = f"{TEMPORARY}doctor-"
 _OBJECT_BYTES = MIB
 _GROUP = 32
 _OBJECTS = 128
@@ -42,15 +47,38 @@ def place_beside(path: Path) -> Path:
         return here
 
 
+@contextmanager
+def workplace(path: Path) -> Iterator[Path]:
+    """A temporary directory beside ``path``; what a killed doctor left there goes. Raises
+    OSError.
+    """
+    place = place_beside(path)
+    for each in place.glob(f"{_PREFIX}*"):
+        if is_stale_temporary(each) and each.lstat().st_uid == os.geteuid():
+            shutil.rmtree(each, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=place) as work:
+        yield Path(work)
+
+
+def _room_bytes(path: Path) -> int:
+    """What may be written there: within a store's directory its quota counts, too."""
+    place = place_beside(path)
+    free = Files().free_bytes(place)
+    if place == path.absolute():
+        with contextlib.suppress(StoreError):
+            usage = BlockStore.inspect(path).usage()
+            free = min(free, usage.quota_bytes - usage.allocated_bytes)
+    return free
+
+
 def look_at_speed(path: Path, tell: Tell) -> Iterator[Finding]:
     """Direct I/O, and the speed of durable writes and of verified reads past the page cache."""
-    place = place_beside(path)
-    if Files().free_bytes(place) < 2 * _QUOTA_BYTES:
+    if _room_bytes(path) < 2 * _QUOTA_BYTES:
         yield Finding("speed", "note", "not measured: too little space", "free some space")
         return
     try:
-        with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}doctor-", dir=place) as work:
-            reads, written_per_s, read_per_s = _measure(Path(work) / "store", tell)
+        with workplace(path) as work:
+            reads, written_per_s, read_per_s = _measure(work / "store", tell)
     except (OSError, StoreError) as error:
         yield Finding("speed", "bad", f"a store can't be written and read: {error}", "see above")
         return

@@ -1,6 +1,7 @@
 """The doctor: what is well, what could be better, and what does not work."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,26 @@ def test_the_measured_store_lies_on_the_same_filesystem(
 
     monkeypatch.setattr("tempfile.TemporaryDirectory", refuse)
     assert doctor_speed.place_beside(here) == here
+
+
+def test_what_a_killed_doctor_left_goes_and_nothing_else(tmp_path: Path) -> None:
+    names = (".spillcache-doctor-old", ".spillcache-doctor-new", ".spillcache-x", "mine")
+    for name in names:
+        (tmp_path / name / "store").mkdir(parents=True)
+        if name != names[1]:
+            os.utime(tmp_path / name, (0, 0))
+    with doctor_speed.workplace(tmp_path / "cache") as work:
+        assert work.parent == tmp_path
+        assert work.is_dir()
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(names[1:])
+
+
+def test_within_a_store_its_quota_counts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the directory is a filesystem of its own."""
+    monkeypatch.setattr(doctor_speed, "place_beside", lambda path: path)
+    monkeypatch.setattr(doctor_speed, "_QUOTA_BYTES", 1 << 29)
+    (found,) = doctor_speed.look_at_speed(directory, lambda *_: None)
+    assert found.text == "not measured: too little space"
 
 
 def test_flags_that_can_not_be_meant(cli: Any, directory: Path) -> None:
