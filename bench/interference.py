@@ -80,8 +80,8 @@ def decode_ratio(args: argparse.Namespace, work: Path) -> tuple[float, list[floa
     finally:
         for child in children.values():
             child.communicate()
-    ratio = statistics.median(rates["on"]) / statistics.median(rates["off"])
-    return ratio, rates["off"], rates["on"]
+    pairs = zip(rates["on"], rates["off"], strict=True)
+    return statistics.median(on / off for on, off in pairs), rates["off"], rates["on"]
 
 
 def _child(args: argparse.Namespace, kind: str, work: Path) -> "subprocess.Popen[str]":
