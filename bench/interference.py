@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pace_rig import Answer, Gap, Rig, median_p99, p99_ratio
+import plot
+from pace_rig import Answer, Gap, Rig, median, median_p99, p99_ratio
 from wide_model import Conversation, Conversations, random_tokens, write_wide_model
 
 from spillcache.cli.model_path import find_model
@@ -52,11 +53,10 @@ class Runs:
     """How long that took, in all."""
 
     def row(self, name: str) -> str:
-        quiet = statistics.median(gap for run in self.quiet for gap in run)
-        busy = statistics.median(gap for run in self.busy for gap in run)
+        ratio = p99_ratio(self.quiet, self.busy)
         return (
-            f"{name:<9} {quiet:7.1f} {median_p99(self.quiet):7.1f} {busy:7.1f} "
-            f"{median_p99(self.busy):7.1f}   {p99_ratio(self.quiet, self.busy):5.2f}"
+            f"{name:<9} {median(self.quiet):7.1f} {median_p99(self.quiet):7.1f} "
+            f"{median(self.busy):7.1f} {median_p99(self.busy):7.1f}   {ratio:5.2f}"
             f"   {self.times:>3} × {1e3 * self.seconds / max(1, self.times):,.0f} ms"
         )
 
@@ -244,8 +244,8 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, float]:
     for name, runs in beside.items():
         print(runs.row(name))
         report[f"p99_ratio_{name}"] = round(p99_ratio(runs.quiet, runs.busy), 3)
-    if args.plot is not None:
-        plot(args.plot, beside)
+    if args.plot is not None and beside:
+        draw(args.plot, beside)
     return report
 
 
@@ -301,24 +301,15 @@ def _groups(objects: Iterator[StoreObject]) -> Iterator[list[StoreObject]]:
         yield group
 
 
-def plot(path: Path, kinds: dict[str, Runs]) -> None:
-    """The share of pauses that are no longer than so much, quiet and busy."""
-    import matplotlib as mpl  # noqa: PLC0415 - optional
-
-    mpl.use("Agg")
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    figure = Figure(figsize=(11, 3.6), dpi=150, layout="constrained")
-    for axes, (name, runs) in zip(figure.subplots(1, len(kinds)), kinds.items(), strict=True):
-        for label, data in (("quiet", runs.quiet), (name, runs.busy)):
-            gaps = sorted(gap for run in data for gap in run)
-            axes.step(gaps, [(i + 1) / len(gaps) for i in range(len(gaps))], label=label)
-        axes.axhline(0.99, color="#8c8c8c", linewidth=0.6)
-        axes.set_ylim(0.8, 1.002)
-        axes.set_xscale("log")
-        axes.set_xlabel("ms between two tokens")
-        axes.legend(frameon=False, fontsize=8, loc="lower right")
-    figure.savefig(path, format="png")
+def draw(path: Path, kinds: dict[str, Runs]) -> None:
+    series = {
+        "quiet, median": [median(runs.quiet) for runs in kinds.values()],
+        "quiet, p99": [median_p99(runs.quiet) for runs in kinds.values()],
+        "busy, median": [median(runs.busy) for runs in kinds.values()],
+        "busy, p99": [median_p99(runs.busy) for runs in kinds.values()],
+    }
+    title = "Pauses between two tokens while another conversation is restored, spilled, prefilled"
+    plot.bars(path, title, "ms (log scale)", list(kinds), series)
 
 
 def main() -> int:
@@ -326,6 +317,7 @@ def main() -> int:
     if args.child:
         child(args)
         return 0
+    plot.check(args.plot)
     with tempfile.TemporaryDirectory(prefix="spillcache-bench-", dir=args.directory) as work:
         report = measure(args, Path(work))
     ok = all(

@@ -148,5 +148,10 @@ def p99_ratio(quiet: Sequence[Sequence[float]], busy: Sequence[Sequence[float]])
     return median_p99(busy) / median_p99(quiet)
 
 
+def median(runs: Sequence[Sequence[float]]) -> float:
+    """Of all of them."""
+    return statistics.median(value for run in runs for value in run)
+
+
 def median_p99(runs: Sequence[Sequence[float]]) -> float:
     return statistics.median(percentile(run, 0.99) for run in runs)
