@@ -10,7 +10,7 @@ RESTORE_SHARE = 0.25
 PREFILL_SHARE = 2.0
 """Prefills take this much of the time that answers take: two thirds of the engine, then."""
 CALL_S = 0.1
-"""A prefill call while others answer is to take no longer, if a block does not."""
+"""A prefill call while others answer or restore is to take no longer, if a block does not."""
 _WEIGHT = 0.5
 """Of the latest measurement, in an average."""
 
@@ -63,7 +63,7 @@ class PrefillPace:
         return self._debt <= 0.0
 
     def call_tokens(self, most: int, block: int) -> int:
-        """How many tokens a call beside answers may have: whole blocks, at least one."""
+        """How many tokens a call beside others may have: whole blocks, at least one."""
         if not self._token:
             return min(most, block)
         return max(block, min(most, int(CALL_S / self._token) // block * block))

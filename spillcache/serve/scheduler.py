@@ -375,7 +375,7 @@ class Scheduler:
 
     def _call_tokens(self) -> int:
         most = self._engine.limits.call_tokens
-        if not self._in(Phase.DECODE):
+        if not self._in(Phase.DECODE) and not self._in(Phase.RESTORE):
             return most
         return self._prefill_pace.call_tokens(most, self._engine.geometry.block_tokens)
 

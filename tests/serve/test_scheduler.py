@@ -432,6 +432,40 @@ def test_a_restore_goes_on_beside_an_answer(gguf_model: ModelShelf, tmp_path: Pa
         assert len(collect(long).tokens) == 1899
 
 
+def test_a_restore_does_not_wait_for_long_prefill_calls(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks come a little later than it looks for the first: then a call of another's prompt
+    is what it waits for.
+    """
+    with Stack(gguf_model("llama"), tmp_path / "d") as stack:
+        stack.answer(prompt(640), 1)
+    with Stack(gguf_model("llama"), tmp_path / "d", slots=2) as stack:
+        assert stack.store is not None
+        read, decode = stack.store.read, stack.engine.decode
+        go, sizes = threading.Event(), list[int]()
+
+        def later(entries: Any, stop: Callable[[], bool], memory_bytes: int) -> Any:
+            assert go.wait(30)
+            yield from read(entries, stop, memory_bytes)
+
+        def noted(chunks: list[Chunk]) -> None:
+            sizes.append(sum(len(chunk.tokens) for chunk in chunks))
+            decode(chunks)
+            time.sleep(0.2)  # a slow machine: the pace allows no more than a block
+            if len(sizes) == 4:
+                go.set()
+
+        monkeypatch.setattr(stack.store, "read", later)
+        monkeypatch.setattr(stack.engine, "decode", noted)
+        restoring = stack.submit(prompt(640), 1)
+        other = stack.submit(prompt(1500, seed=2), 1)
+        assert collect(restoring).cached == {"disk": 639}
+        assert sizes[:4] == [64] * 4
+        monkeypatch.setattr(stack.engine, "decode", decode)
+        collect(other)
+
+
 def test_answers_go_on_while_another_prompt_is_prefilled(
     gguf_model: ModelShelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
