@@ -7,7 +7,8 @@ out of a live sequence (``export``) or bring them in (``import_``) without distu
 import ctypes
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,9 +28,15 @@ from spillcache.engine.base import (
     Tokens,
 )
 from spillcache.engine.llama_batch import LlamaBatch
-from spillcache.engine.llama_library import PARTIAL_ONLY, library, load_model, new_context
+from spillcache.engine.llama_library import (
+    PARTIAL_ONLY,
+    library,
+    load_model,
+    new_context,
+    window_cells,
+)
 from spillcache.engine.llama_sampler import LlamaSampler
-from spillcache.engine.llama_sections import HEADER_BYTES, header
+from spillcache.engine.llama_sections import HEADER_BYTES, NO_CELLS, Placeholder, header
 from spillcache.engine.llama_state import LlamaState
 from spillcache.engine.llama_text import LlamaText
 from spillcache.engine.self_test import run_self_test
@@ -93,6 +100,7 @@ class LlamaEngine(Engine):
             vocabulary=self._text.size,
         )
         self._batch = LlamaBatch(api, self.limits.call_tokens)
+        self._window_cells = window_cells(api, self._context, self._model, config)
         self._buffer = bytearray(1 << 20)
         self._state = self._probe()
         self.geometry = self._state.geometry(block, self.limits.call_tokens)
@@ -322,14 +330,36 @@ class LlamaEngine(Engine):
             self._state.window.of(stop - start).check(window, start, stop)
         if window is None and blank is not None and stop - start != blank.layout.cells:
             raise StateRejected("a tail without its window")
-        head = header(self._spare)
+        second: Buffer = window or b""
+        if self._state.recurrent is not None:
+            second = self._state.recurrent.empty
+        elif blank is not None and window is None:
+            second = NO_CELLS
+        elif blank is not None and start and self._sequences[sequence].windows_from == start:
+            self._lay_out_windows(sequence, start, blank)
+        with self._moving_in(sequence):
+            self._write(self._spare, (header(self._spare), kv, second), 0)
+
+    def _lay_out_windows(self, sequence: int, start: int, blank: Placeholder) -> None:
+        """Have the windows from ``start`` on, the first that are there, lie in the cells where a
+        cold run would have put them, and as many cells before them in use.
+
+        Window cells are taken in a ring: what came more than a round earlier has left no trace.
+        """
+        size = self.geometry.block_tokens
+        ring = self._window_cells // size * size
+        first = 0
+        if ring == self._window_cells:
+            first = max(0, (start // ring - 1) * ring)
+        for at in range(first, start, size):
+            with self._moving_in(sequence):
+                self._set(self._spare, blank.blob(header(self._spare), at))
+
+    @contextmanager
+    def _moving_in(self, sequence: int) -> Iterator[None]:
+        """What is written to the spare sequence within is then the sequence's."""
         try:
-            if window is None and blank is not None:
-                self._set(self._spare, blank.blob(head, kv, start))
-            else:
-                recurrent = self._state.recurrent
-                second = recurrent.empty if recurrent is not None else window or b""
-                self._write(self._spare, (head, kv, second), 0)
+            yield
             self._api.llama_memory_seq_cp(self._memory, self._spare, sequence, -1, -1)
         finally:  # what was half written must not be in the next block
             self._drop(self._spare)

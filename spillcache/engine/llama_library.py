@@ -172,6 +172,9 @@ def load_model(lib: Library, config: EngineConfig, stop: Callable[[], bool] = la
     return model
 
 
+_WINDOW_CELLS_STEP = 256
+
+
 def new_context(lib: Library, model: Any, config: EngineConfig, sequences: int, cells: int) -> Any:
     """A context with ``cells`` unified cells for ``sequences`` sequences; raises ModelLoadError."""
     params = lib.api.llama_context_default_params()
@@ -192,6 +195,18 @@ def new_context(lib: Library, model: Any, config: EngineConfig, sequences: int, 
             f"{_last_words(lib.log.errors)}"
         )
     return context
+
+
+def window_cells(api: Any, context: Any, model: Any, config: EngineConfig) -> int:
+    """How many cells the windows of a unified cache share, as llama.cpp makes them: a window for
+    each sequence, and a call.
+    """
+    cells = int(api.llama_n_ctx(context))
+    if config.swa_full:
+        return cells
+    windows = int(api.llama_model_n_swa(model)) * int(api.llama_n_seq_max(context))
+    wanted = min(cells, windows + int(api.llama_n_ubatch(context)))
+    return -(-wanted // _WINDOW_CELLS_STEP) * _WINDOW_CELLS_STEP
 
 
 def _last_words(errors: Sequence[str]) -> str:

@@ -137,25 +137,28 @@ def _parse_kv(section: Buffer, extra_words: int, state_format: int) -> KVLayout 
     )
 
 
-class Placeholder:
-    """A blob whose window section has zero rows: only what stands before it is written anew.
+NO_CELLS = struct.pack("<II", 1, 0)
+"""An attention section of one stream without cells."""
 
-    Its window cells are masked anyway; they keep the cell layout, and so the bits, of a cold run.
-    ``before_bytes``: header and kv section. Zeros are most of a blob, so they are not copied.
+
+class Placeholder:
+    """A blob of window cells with zero rows and no kv: only positions are written anew.
+
+    Such cells are masked anyway; they keep the cell layout, and so the bits, of a cold run. Zeros
+    are most of a blob, so they are not copied.
     """
 
-    def __init__(self, layout: KVLayout, section: Buffer, before_bytes: int) -> None:
+    def __init__(self, layout: KVLayout, section: Buffer) -> None:
         self.layout = layout
-        self._before = before_bytes
-        self._blob = bytearray(before_bytes) + layout.zeroed(section)
-        self._positions = layout.positions(memoryview(self._blob)[before_bytes:])
+        before = HEADER_BYTES + len(NO_CELLS)
+        self._blob = bytearray(HEADER_BYTES) + NO_CELLS + layout.zeroed(section)
+        self._positions = layout.positions(memoryview(self._blob)[before:])
 
-    def blob(self, head: bytes, kv: Buffer, start: int) -> bytearray:
-        """``head`` and ``kv`` before a window of the positions from ``start`` on; ours, valid until
-        the next call.
+    def blob(self, head: bytes, start: int) -> bytearray:
+        """``head`` and the window cells of the positions from ``start`` on; ours, valid until the
+        next call.
         """
         self._blob[: len(head)] = head
-        self._blob[len(head) : self._before] = kv
         self._positions[:] = np.arange(start, start + self.layout.cells)
         return self._blob
 

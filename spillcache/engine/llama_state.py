@@ -57,7 +57,7 @@ class LlamaState:
         window = parse_kv(second, extra_words)
         if window is None or window.cells != block_tokens or window_tokens <= 0:
             return cls(problem=_UNKNOWN)
-        blank = Placeholder(window, second, HEADER_BYTES + kv.size)
+        blank = Placeholder(window, second)
         return cls(kv=kv, window=window, window_tokens=window_tokens, blank=blank)
 
     @property

@@ -41,7 +41,7 @@ from spillcache.store.view import LIMITS_NOTE, directory_bytes, noted_limits, op
 from spillcache.store.writer import Writer
 
 _POOL_BYTES = 64 * MIB
-_WARM_BUFFERS, _WARM_BYTES = 4, 4 * MIB
+_WARM_BUFFERS, _WARM_BYTES = 6, 8 * MIB
 
 log = logging.getLogger("spillcache.store")
 

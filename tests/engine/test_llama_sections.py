@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from spillcache.engine.llama_sections import (
+    NO_CELLS,
     KVLayout,
     Placeholder,
     header,
@@ -192,21 +193,21 @@ def test_zeroed_rows_keep_their_heads(golden: bytes) -> None:
 
 def test_a_placeholder_is_renumbered_for_every_use() -> None:
     layout = parsed(GOLDEN)
-    placeholder = Placeholder(layout, GOLDEN, 7)
+    placeholder = Placeholder(layout, GOLDEN)
     for start in (0, 100, 6):
-        blob = placeholder.blob(b"head", b"kv%d" % (start % 10), start)
-        assert blob[:7] == b"headkv%d" % (start % 10)
-        section = blob[7:]
+        blob = placeholder.blob(b"12345678", start)
+        assert blob[:16] == b"12345678" + NO_CELLS
+        section = blob[16:]
         layout.check(section, start, start + 2)
         for at, size in layout.data:
             assert not any(section[at : at + size])
-    assert placeholder.blob(b"head", b"kv6", 6)[7:] == layout.zeroed(GOLDEN)
+    assert placeholder.blob(b"12345678", 6)[16:] == layout.zeroed(GOLDEN)
     assert GOLDEN.find(b"\xa0\xa1") > 0, "the section that it was made from is untouched"
 
 
 def test_a_placeholder_with_m_rope_keeps_the_other_words() -> None:
     layout = parsed(GOLDEN_MULTI, 3)
-    section = Placeholder(layout, GOLDEN_MULTI, 2).blob(b"h", b"k", 50)[2:]
+    section = Placeholder(layout, GOLDEN_MULTI).blob(b"12345678", 50)[16:]
     assert layout.positions(section).tolist() == [50, 51]
     assert section[12:32] == GOLDEN_MULTI[12:32]
 
