@@ -7,8 +7,7 @@ out of a live sequence (``export``) or bring them in (``import_``) without distu
 import ctypes
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -337,8 +336,11 @@ class LlamaEngine(Engine):
             second = NO_CELLS
         elif blank is not None and start and self._sequences[sequence].windows_from == start:
             self._lay_out_windows(sequence, start, blank)
-        with self._moving_in(sequence):
+        try:
             self._write(self._spare, (header(self._spare), kv, second), 0)
+            self._move_in(sequence)
+        finally:  # what was half written must not be in the next block
+            self._drop(self._spare)
 
     def _lay_out_windows(self, sequence: int, start: int, blank: Placeholder) -> None:
         """Have the windows from ``start`` on, the first that are there, lie in the cells where a
@@ -352,17 +354,14 @@ class LlamaEngine(Engine):
         if ring == self._window_cells:
             first = max(0, (start // ring - 1) * ring)
         for at in range(first, start, size):
-            with self._moving_in(sequence):
+            try:
                 self._set(self._spare, blank.blob(header(self._spare), at))
+                self._move_in(sequence)
+            finally:
+                self._drop(self._spare)
 
-    @contextmanager
-    def _moving_in(self, sequence: int) -> Iterator[None]:
-        """What is written to the spare sequence within is then the sequence's."""
-        try:
-            yield
-            self._api.llama_memory_seq_cp(self._memory, self._spare, sequence, -1, -1)
-        finally:  # what was half written must not be in the next block
-            self._drop(self._spare)
+    def _move_in(self, sequence: int) -> None:
+        self._api.llama_memory_seq_cp(self._memory, self._spare, sequence, -1, -1)
 
     def restored(self, sequence: int) -> bool:
         """See Engine."""
@@ -482,9 +481,10 @@ class LlamaEngine(Engine):
     def _write(self, sequence: int, pieces: Sequence[Buffer], flags: int) -> None:
         size = sum(len(piece) for piece in pieces)
         self._grow(size)
-        at = 0
+        # Through a view: a bytearray would copy each piece twice.
+        view, at = memoryview(self._buffer), 0
         for piece in pieces:
-            self._buffer[at : at + len(piece)] = piece
+            view[at : at + len(piece)] = memoryview(piece).cast("B")
             at += len(piece)
         self._set(sequence, self._buffer, size, flags)
 
