@@ -100,15 +100,33 @@ def test_a_server_is_asked(cli: Any, directory: Path, server: Server) -> None:
         server.metrics.prompt_tokens.labels(source).inc(count)
     server.metrics.restored_bytes.labels("disk").inc(12345678)
     server.metrics.spilled_bytes.inc(77)
+    server.metrics.spilled_blocks.inc(6)
+    server.metrics.unsaved_blocks.set(3)
+    server.metrics.restored_tokens.labels("disk").inc(1064)
     server.health["cache"]["disk"] = {"on": False, "reason": "it failed"}
     words = ("status", str(directory), "--url", f"{server.url}/")
     out = cli(*words).out
     assert "disk tier off: it failed\n" in out
     assert "prompt tokens: 10 live, 20 ram, 1,000 disk, 970 computed; 51.5% reused\n" in out
+    assert "restored tokens: 0 ram, 1,064 disk\n" in out
+    assert "to disk: 6 blocks (77 B), 3 not yet\n" in out
+    server.metrics.refused_tokens.labels("disk", "KV_SNAPSHOT_CORRUPT").inc(64)
+    server.metrics.dropped_blocks.labels("disk", "short").inc(4)
+    server.metrics.dropped_blocks.labels("ram", "full").inc(2)
+    server.metrics.condemned_blocks.inc(9)
+    out = cli(*words).out
+    assert "1,064 disk; refused: 64 disk KV_SNAPSHOT_CORRUPT\n" in out
+    assert "3 not yet; dropped: 2 ram full, 4 disk short\n" in out
+    assert "failed in use and deleted: 9 blocks\n" in out
     report = json.loads(cli(*words, "--json").out)["server"]
     assert report["hit_ratio"] == 0.515
     assert report["restored_bytes_disk"] == 12345678
     assert report["spilled_bytes"] == 77
+    assert report["restored_tokens"] == {"ram": 0, "disk": 1064}
+    assert report["refused_tokens"] == {"ram": {}, "disk": {"KV_SNAPSHOT_CORRUPT": 64}}
+    assert report["dropped_blocks"] == {"ram": {"full": 2}, "disk": {"short": 4}}
+    assert (report["spilled_blocks"], report["unsaved_blocks"]) == (6, 3)
+    assert report["condemned_blocks"] == 9
     server.code, server.health = 503, {"error": {"message": "Loading model"}}
     assert "Loading model; disk tier off: not said" in cli(*words).out
 
