@@ -3,8 +3,8 @@ recorded.
 """
 
 import queue
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,19 @@ class Answer:
 
 
 class Stack:
-    """A running engine; ``disk``: the store's directory, or None for no store. Close it to
-    "restart".
+    """A running engine; ``disk``: the store's directory, or None for no store; ``cache``: changes
+    to the tiers' settings. Close it to "restart".
     """
 
-    def __init__(self, model: Path, disk: Path | None, *, ram: bool = True, **engine: Any) -> None:
+    def __init__(
+        self,
+        model: Path,
+        disk: Path | None,
+        *,
+        ram: bool = True,
+        cache: Mapping[str, Any] | None = None,
+        **engine: Any,
+    ) -> None:
         config = EngineConfig(model=model, **{"context_tokens": 4096, "threads": 2} | engine)
         self.engine = RecordingEngine(config)
         self.metrics = Metrics()
@@ -67,7 +75,10 @@ class Stack:
             )
             self.store = BlockStore.open(store_config, self.metrics) if store_config else None
             self.cache = PrefixCache(
-                CacheConfig(ram_bytes=512 * MIB, min_tokens=0, shutdown_spill_s=60),
+                replace(
+                    CacheConfig(ram_bytes=512 * MIB, min_tokens=0, shutdown_spill_s=60),
+                    **cache or {},
+                ),
                 self.engine.geometry,
                 self.store,
                 self.metrics,
