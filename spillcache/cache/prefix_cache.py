@@ -478,6 +478,7 @@ class PrefixCache:
         """Bytes and blocks of the RAM tier, and how many of them matches hold on to, for
         ``/health``.
         """
+        spiller = self._spiller
         with self._lock:
             return {
                 "blocks": len(self._ram),
@@ -485,6 +486,7 @@ class PrefixCache:
                 "pooled_bytes": self._ram.pooled_bytes,
                 "capacity_bytes": self._ram.capacity_bytes,
                 "unsaved_blocks": self._ram.dirty,
+                "waiting_bytes": spiller.leaving_bytes if spiller is not None else 0,
                 "pinned_blocks": self._pinned_blocks,
             }
 

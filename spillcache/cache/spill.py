@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from spillcache.cache.background import give_way
@@ -93,7 +94,7 @@ class Spiller:
         self._condemned: deque[_Condemned] = deque()
         self._flush_asked = self._flush_done = 0
         self._saved_blocks = self._saved_bytes = self._lost_blocks = 0
-        self._putting_since: float | None = None
+        self._at_disk_since: float | None = None
         self._stopping = False
         self._last_chance = False
         self._progress: Progress = lambda _: None
@@ -197,7 +198,7 @@ class Spiller:
 
     def trouble(self) -> Trouble | None:
         """Why nothing is written: the thread has ended, or hangs; None while all is well."""
-        since = self._putting_since
+        since = self._at_disk_since
         if not self._thread.is_alive():
             ended = "the spill thread has ended: nothing is written any more"
             return None if self._stopping else Trouble(ended, "write", hangs=False)
@@ -319,11 +320,21 @@ class Spiller:
         while self._condemned:
             bad = self._condemned.popleft()
             try:
-                self._store.discard(bad.namespace_id, bad.blocks, bad.reason)
+                with self._at_disk():
+                    self._store.discard(bad.namespace_id, bad.blocks, bad.reason)
             except StoreError as error:
                 self._met(error)
             finally:
                 bad.then()
+
+    @contextmanager
+    def _at_disk(self) -> Iterator[None]:
+        """So that ``trouble`` sees when it does not come back."""
+        self._at_disk_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._at_disk_since = None
 
     def _late(self) -> bool:
         return time.monotonic() >= self._deadline
@@ -435,14 +446,12 @@ class Spiller:
             )
             for item in group
         ]
-        self._putting_since = time.monotonic()
         try:
-            result = self._store.put(group[0].block.namespace, objects)
+            with self._at_disk():
+                result = self._store.put(group[0].block.namespace, objects)
         except StoreError as error:
             self._met(error)
             return False, 0
-        finally:
-            self._putting_since = None
         self._breaker.worked("write")
         self._saved_bytes += result.written_bytes
         self._metrics.spilled_bytes.inc(result.written_bytes)
@@ -451,8 +460,8 @@ class Spiller:
 
     def _met(self, error: StoreError) -> None:
         self._last_chance = False
-        self._breaker.failed(error, "write")
         self._metrics.errors.labels(error.code).inc()
+        self._breaker.failed(error, "write")
         log.warning("the disk tier failed, nothing is lost but the cache of it: %s", error)
 
     def _settle(self, group: Sequence[_Item], *, saved: bool) -> None:

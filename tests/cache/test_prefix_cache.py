@@ -789,6 +789,7 @@ def test_the_default_settings_open(tmp_path: Path) -> None:
         "pooled_bytes": 0,
         "capacity_bytes": MIB,
         "unsaved_blocks": 0,
+        "waiting_bytes": 0,
         "pinned_blocks": 0,
     }
     cache.close()

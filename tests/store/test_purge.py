@@ -53,6 +53,27 @@ def test_everything_goes_pinned_or_not(store):
     check_all(store, objects(1, 5, 50_000, PARTS))
 
 
+def test_blocks_that_failed_in_use_go_and_may_be_put_anew(store, caplog):
+    fill(store)
+    chain = objects(1, 5, 50_000, PARTS)
+    blocks = sorted({(o.block_index, o.block) for o in chain})
+    middle = [block for index, block in blocks if index in (1, 2)]
+    assert store.discard(NAMESPACE.id, [*middle, b"\x07" * 32], "the engine fails with them") == 4
+    assert "4 objects were deleted: the engine fails with them" in caplog.text
+    left = {entry.block_index for entry in entries(store, chain)}
+    assert left == {0, 3, 4}, "what follows is there, for when they are computed anew"
+    assert store.discard(NAMESPACE.id, middle, "again") == 0
+    for seed in (0, 2, 3):
+        check_all(store, objects(seed, 5, 50_000, PARTS))
+    store.put(NAMESPACE, [o for o in chain if o.block in middle])
+    check_all(store, chain)
+    assert store.discard(NAMESPACE.id, [block for _, block in blocks], "all of it") == 10
+    with store._opened.index.read() as catalog:
+        assert catalog.freeing() == []
+    report = store.verify()
+    assert (report.left, report.index) == (0, [])
+
+
 def test_damaged_blocks_and_the_quarantine_go_too(store):
     wanted = objects(1, 4, 50_000)
     store.put(NAMESPACE, wanted)
