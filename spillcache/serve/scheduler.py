@@ -264,11 +264,10 @@ class Scheduler:
         elif not self._take_live(choice):
             live = 0
         slot.job, slot.chain, slot.last_use = job, chain, time.monotonic()
-        slot.boundary, slot.restore, job.on_trial = None, restore, 0
+        slot.boundary, slot.restore = None, restore
         if restore is not None and not job.answer:
             restore.restored, restore.refused = job.restored, job.refused
-        if live:
-            self._trials.inherit(slot, choice.source, live)
+        self._trials.inherit(slot, choice.source, live)
         slot.phase = Phase.PREFILL if restore is None else Phase.RESTORE
         self._metrics.active.set(self.busy())
         self._reserve(slot, len(chain))
@@ -327,7 +326,7 @@ class Scheduler:
         if not self._restorer.advance(slot.index, restore, pace):
             return
         slot.restore, slot.phase = None, Phase.PREFILL
-        job.on_trial = restore.match.blocks
+        slot.on_trial = restore.match.blocks
         if job.answer:  # taken up again after it gave way: what is reused is not the prompt's
             return
         job.restore_s = time.monotonic() - restore.started
@@ -541,3 +540,4 @@ class Scheduler:
                 self._restorer.count(slot.restore)
         self._engine.clear(slot.index)
         slot.chain, slot.boundary, slot.restore, slot.phase = None, None, None, Phase.IDLE
+        slot.on_trial = 0

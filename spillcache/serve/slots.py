@@ -46,8 +46,6 @@ class Job:
     """Prompt tokens imported, whether or not the answer went on from them."""
     refused: Counter[str] = field(default_factory=Counter)
     """Prompt tokens that a tier held and that were computed all the same, by the reason's code."""
-    on_trial: int = 0
-    """Blocks restored that have not given logits yet: see ``trial``."""
     doubted: list[BlockHash] = field(default_factory=list)
     fault: str = ""
     """What the engine said of the doubted ones."""
@@ -146,6 +144,8 @@ class Slot:
     boundary: tuple[int, BlockState] | None = None
     """The latest boundary met while decoding: kept when the turn ends."""
     last_use: float = 0.0
+    on_trial: int = 0
+    """Restored blocks in the sequence that have not given logits yet: see ``trial``."""
 
     def keep_boundary(self, block: int, state: BlockState) -> None:
         """Copy the boundary at the end of ``block``, in place of an earlier one."""

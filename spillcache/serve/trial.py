@@ -20,33 +20,34 @@ log = logging.getLogger("spillcache.serve")
 
 
 class Trials:
-    """Who is on trial is noted in the jobs; engine's thread."""
+    """What is on trial is noted in the slots; engine's thread."""
 
     def __init__(self, engine: Engine, cache: PrefixCache | None = None) -> None:
         self._engine = engine
         self._cache = cache
 
     def inherit(self, slot: Slot, source: Slot, live: int) -> None:
-        """``slot`` goes on from ``live`` tokens of ``source``, which may be on trial itself."""
-        if slot.job is not None and source.job is not None and source.job is not slot.job:
-            blocks = -(-live // self._engine.geometry.block_tokens)
-            slot.job.on_trial = min(source.job.on_trial, blocks)
+        """``slot`` goes on from ``live`` tokens of ``source``, which may be on trial itself: its
+        client may have left before it gave logits.
+        """
+        blocks = -(-live // self._engine.geometry.block_tokens)
+        slot.on_trial = min(source.on_trial, blocks)
 
     def failed(self, slot: Slot, error: EngineError) -> bool:
         """Whether restored state may be the reason; then its request is to be computed anew."""
         job, chain = slot.job, slot.chain
-        if job is None or chain is None or self._cache is None or not job.on_trial:
+        if job is None or chain is None or self._cache is None or not slot.on_trial:
             return False
         log.warning("restored state may be unsound, the prompt is computed anew: %s", error)
         # What was computed from it is no better.
         computed = self._engine.length(slot.index) // self._engine.geometry.block_tokens
-        hashes = chain.hashes[: max(job.on_trial, computed)]
+        hashes = chain.hashes[: max(slot.on_trial, computed)]
         self._cache.doubt(hashes)
         for tier in SOURCES:
             self._cache.refused(tier, job.cached.get(tier, 0), error.code)
             job.refused[error.code] += job.cached.get(tier, 0)
         job.doubted, job.fault = hashes, str(error)
-        job.on_trial, job.cached, job.cold = 0, {}, True
+        job.cached, job.cold = {}, True
         return True
 
     def verdict(self, slot: Slot) -> bool:
@@ -54,12 +55,12 @@ class Trials:
         job, chain = slot.job, slot.chain
         if job is None or chain is None or self._cache is None:
             return True
-        if not (job.on_trial or job.doubted):
+        if not (slot.on_trial or job.doubted):
             return True
         sound = bool(np.isfinite(self._engine.logits(slot.index)).all())
-        if not sound and job.on_trial:
+        if not sound and slot.on_trial:
             return not self.failed(slot, DecodeError("the logits are not numbers"))
-        job.on_trial = 0
+        slot.on_trial = 0
         if sound and job.doubted:
             self._cache.condemn(chain.namespace, job.doubted, job.fault)
             job.doubted = []

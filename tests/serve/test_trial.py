@@ -236,6 +236,34 @@ def test_a_block_that_the_engine_refuses_does_not_come_back(
         assert stack.answer(PROMPT, 16).cached == {"disk": 639}, "it was computed and put anew"
 
 
+def test_what_a_client_left_on_trial_is_still_on_trial(
+    gguf_model: ModelShelf, poisoned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It left before the restored state had given logits; the next one goes on from it, live."""
+    longer = PROMPT + prompt(900, seed=5)
+    with Stack(gguf_model("llama"), None, ram=False) as stack:
+        cold = stack.answer(longer, 4)
+    with Stack(gguf_model("llama"), poisoned) as stack:
+        request = GenerationRequest(np.asarray(longer, np.uint32), 4, GREEDY)
+        tickets: list[Ticket] = []
+        with monkeypatch.context() as patched:
+            decode = stack.engine.decode
+
+            def last_call(chunks: list[Chunk]) -> None:
+                decode(chunks)
+                tickets[0].cancel()
+
+            patched.setattr(stack.engine, "decode", last_call)
+            with stack.scheduler._wake:
+                tickets.append(stack.scheduler.submit(request, lambda _: None))
+            eventually(lambda: stack.engine.length(0) > 640 and not stack.scheduler.busy())
+        assert stack.scheduler._slots[0].on_trial == 10
+        answer = stack.answer(longer, 4)
+        assert answer.logits is not None
+        assert np.array_equal(answer.logits[-4:], cold.logits)
+        assert counted(stack, "condemned_blocks_total") == len(longer) // 64
+
+
 def test_a_fork_of_a_slot_on_trial_is_on_trial(
     gguf_model: ModelShelf, poisoned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
