@@ -98,6 +98,15 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterFile:
+    """A LoRA adapter to load with the model."""
+
+    path: Path
+    scale: float = 1.0
+    """What requests that say nothing get; 0: loaded, but not applied."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The llama.cpp engine."""
 
@@ -118,6 +127,8 @@ class EngineConfig:
     """A built-in template's name or Jinja text; None: the model's own."""
     namespace_tag: str = ""
     mmap: bool = True
+    adapters: tuple[AdapterFile, ...] = ()
+    """``--lora``, ``--lora-scaled``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -337,6 +337,32 @@ def write_model(path: Path, kind: str, **overrides: Any) -> None:
     model.save()
 
 
+def write_adapter(
+    path: Path, seed: int, rank: int = 4, gain: float = 1.0, **overrides: Any
+) -> None:
+    """A LoRA adapter of a "llama" model of that shape, for values and for the way down."""
+    shape = dataclasses.replace(KINDS["llama"][1], **overrides)
+    rng = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", float(rank))
+    values = shape.n_head_kv * shape.head_dim
+    for layer in range(shape.n_layer):
+        for name, inputs, outputs in (
+            ("attn_v", shape.n_embd, values),
+            ("ffn_down", shape.n_ff, shape.n_embd),
+        ):
+            a = rng.normal(0.0, inputs**-0.5, (rank, inputs)).astype(np.float32)
+            b = rng.normal(0.0, gain * rank**-0.5, (outputs, rank)).astype(np.float32)
+            writer.add_tensor(f"blk.{layer}.{name}.weight.lora_a", a)
+            writer.add_tensor(f"blk.{layer}.{name}.weight.lora_b", b)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 class ModelShelf:
     """Models in one directory, each written once; two processes may share it."""
 

@@ -43,9 +43,8 @@ _REFUSED_BY_REASON: Mapping[str, str] = {
         -cd --ctx-size-draft -ngld --gpu-layers-draft --n-gpu-layers-draft -devd --device-draft
         -ctkd --cache-type-k-draft -ctvd --cache-type-v-draft -td --threads-draft -tbd
         --threads-batch-draft -hfd -hfrd --hf-repo-draft --spec-replace""",
-    "adapters and control vectors are not supported": """
-        --lora --lora-scaled --lora-init-without-apply --control-vector --control-vector-scaled
-        --control-vector-layer-range""",
+    "control vectors are not supported": """
+        --control-vector --control-vector-scaled --control-vector-layer-range""",
     "the model's own RoPE settings are used": """
         --rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx
         --yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast""",

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from spillcache.cli import serve_flags as flags
+from spillcache.cli.adapter_flags import adapter_files
 from spillcache.cli.command import IGNORED
 from spillcache.cli.model_path import find_model
 from spillcache.config import (
@@ -54,6 +55,9 @@ def serve(
     swa_full: flags.SwaFull = _ENGINE.swa_full,
     no_mmap: flags.NoMmap = not _ENGINE.mmap,
     chat_template: flags.ChatTemplate = _ENGINE.chat_template,
+    lora: flags.Lora = None,
+    lora_scaled: flags.LoraScaled = None,
+    lora_init_without_apply: flags.LoraInit = False,
     host: flags.Host = _SERVE.host,
     port: flags.Port = _SERVE.port,
     api_key: flags.ApiKey = None,
@@ -95,6 +99,9 @@ def serve(
             chat_template=chat_template,
             namespace_tag=cache_namespace,
             mmap=not no_mmap,
+            adapters=adapter_files(
+                lora or (), lora_scaled or (), apply=not lora_init_without_apply
+            ),
         ),
         serve=ServeConfig(
             host=host,

@@ -146,6 +146,32 @@ ChatTemplate = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+Lora = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora",
+        metavar="FILE",
+        help="A LoRA adapter (GGUF); may be given more than once.",
+        rich_help_panel=_MODEL,
+    ),
+]
+LoraScaled = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora-scaled",
+        metavar="FILE:SCALE",
+        help="The same, at another scale than 1.",
+        rich_help_panel=_MODEL,
+    ),
+]
+LoraInit = Annotated[
+    bool,
+    typer.Option(
+        "--lora-init-without-apply",
+        help="Load adapters for requests that name them, and apply none to others.",
+        hidden=True,  # its name is too long for 80 columns
+    ),
+]
 Host = Annotated[
     str,
     typer.Option(

@@ -34,6 +34,26 @@ class Limits:
     vocabulary: int
 
 
+AdapterScales = tuple[tuple[int, float], ...]
+"""LoRA adapters to compute with: (id, scale), ascending ids, no scale of 0; empty: the model alone.
+
+Scales are rounded to float32, as the engine takes them.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that was loaded with the model."""
+
+    id: int
+    name: str
+    """The file's."""
+    digest: bytes
+    """BLAKE3 of the file's content, as it was loaded."""
+    scale: float
+    """What requests that say nothing get at start."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What the model says about itself, for people and for ``/v1/models`` and ``/props``."""
@@ -120,6 +140,8 @@ class Engine(ABC):
     geometry: Geometry
     limits: Limits
     info: ModelInfo
+    adapters: Sequence[Adapter] = ()
+    """Their ids are their places."""
 
     # Text. Any thread.
 
@@ -170,6 +192,10 @@ class Engine(ABC):
         context has no room, and DecodeError when the call failed: then the sequences in it must be
         cleared.
         """
+
+    @abstractmethod
+    def use_adapters(self, scales: AdapterScales) -> None:
+        """What ``decode`` computes with from now on: one set for all chunks of a call."""
 
     @abstractmethod
     def logits(self, sequence: int) -> Logits:

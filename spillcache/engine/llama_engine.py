@@ -16,6 +16,7 @@ import numpy as np
 
 from spillcache.config import EngineConfig
 from spillcache.engine.base import (
+    AdapterScales,
     Chunk,
     Engine,
     Limits,
@@ -26,6 +27,7 @@ from spillcache.engine.base import (
     SelfTest,
     Tokens,
 )
+from spillcache.engine.llama_adapters import LlamaAdapters
 from spillcache.engine.llama_batch import LlamaBatch
 from spillcache.engine.llama_library import (
     PARTIAL_ONLY,
@@ -76,6 +78,8 @@ class LlamaEngine(Engine):
         self._model: Any = load_model(self._lib, config, stop)
         self._context: Any = None
         try:
+            self._adapters = LlamaAdapters(self._lib, self._model, config.adapters, stop)
+            self.adapters = self._adapters.known
             self._open(config)
         except BaseException:
             self.close()
@@ -224,6 +228,10 @@ class LlamaEngine(Engine):
             sequence.boundary_at = sequence.length
         if code != 0:
             raise DecodeError(f"llama_decode failed with code {code}")
+
+    def use_adapters(self, scales: AdapterScales) -> None:
+        """See Engine."""
+        self._adapters.use(self._context, scales)
 
     def logits(self, sequence: int) -> Logits:
         """See Engine."""

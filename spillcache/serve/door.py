@@ -8,6 +8,7 @@ from spillcache.config import Settings
 from spillcache.engine.base import Engine
 from spillcache.errors import SpillcacheError
 from spillcache.metrics import Metrics
+from spillcache.serve.adapters import Adapters
 from spillcache.serve.job import GenerationRequest, Listener, Ticket
 
 State = Literal["loading", "ready", "failed", "stopping", "stopped"]
@@ -35,6 +36,10 @@ class Door(Protocol):
     @property
     def engine(self) -> Engine:
         """For its text methods and facts only; raises NotReady until it is loaded."""
+
+    @property
+    def adapters(self) -> Adapters:
+        """The LoRA adapters; raises NotReady until the model is loaded."""
 
     def start(self) -> None:
         """Begin to load; returns at once."""

@@ -26,6 +26,8 @@ class GenerationRequest:
     """False: neither reuse nor store anything."""
     cache_store: bool = True
     """False: reuse, but store nothing."""
+    lora: tuple[tuple[int, float], ...] | None = None
+    """LoRA adapters, (id, scale), as the client named them; None: the server's choice."""
 
 
 @dataclass(frozen=True, slots=True)

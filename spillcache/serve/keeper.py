@@ -9,7 +9,7 @@ from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.chain import Chain
 from spillcache.engine.base import Engine
 from spillcache.errors import StateRejected
-from spillcache.namespace import Namespace
+from spillcache.serve.adapters import Namespaces
 from spillcache.serve.slots import Phase, Slot
 from spillcache.state import Part
 
@@ -17,12 +17,12 @@ log = logging.getLogger("spillcache.serve")
 
 
 class Keeper:
-    """Offers blocks to ``cache`` under ``namespace``; engine's thread."""
+    """Offers blocks to ``cache`` under ``namespaces``; engine's thread."""
 
-    def __init__(self, engine: Engine, cache: PrefixCache, namespace: Namespace) -> None:
+    def __init__(self, engine: Engine, cache: PrefixCache, namespaces: Namespaces) -> None:
         self._engine = engine
         self._cache = cache
-        self._namespace = namespace
+        self._namespaces = namespaces
 
     def keep(self, slot: Slot, start: int, stop: int, *, boundary: bool) -> None:
         """Offer the blocks that the call from ``start`` to ``stop`` completed, right after it.
@@ -67,4 +67,4 @@ class Keeper:
 
     def _ours(self, chain: Chain) -> bool:
         """Whether the chain was begun after the tiers were attached."""
-        return chain.namespace is self._namespace
+        return self._namespaces.has(chain.namespace)

@@ -12,7 +12,7 @@ from spillcache.serve.door import Door
 from spillcache.serve.http_errors import RETRY_AFTER_S, error_object
 from spillcache.serve.openai_routes import check_token_ids, model_name
 from spillcache.serve.request_body import read_body
-from spillcache.serve.schema import DetokenizeBody, TokenizeBody, sampling_params
+from spillcache.serve.schema import DetokenizeBody, LoraBody, TokenizeBody, sampling_params
 from spillcache.serve.text_thread import in_text_thread
 
 _BUILD_INFO = f"spillcache {__version__}"
@@ -37,6 +37,16 @@ def meta_router(service: Door) -> APIRouter:
     @router.get("/props")
     async def props() -> Response:
         return JSONResponse(_props(service, service.engine))
+
+    @router.get("/lora-adapters")
+    async def adapters() -> Response:
+        return JSONResponse(service.adapters.listed())
+
+    @router.post("/lora-adapters")
+    async def set_adapters(request: Request) -> Response:
+        known = service.adapters
+        known.set_default((await read_body(request, LoraBody)).pairs)
+        return JSONResponse({"success": True})
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:

@@ -30,7 +30,8 @@ def _bad_body(detail: ErrorDetails) -> RequestError:
         return RequestError(f"the body is not JSON: {detail['msg'].removeprefix('Invalid JSON: ')}")
     param = _path(detail["loc"])
     if not param:
-        return RequestError("the body must be a JSON object")
+        kind = "list" if detail["type"] == "list_type" else "object"
+        return RequestError(f"the body must be a JSON {kind}")
     sentence = _SENTENCES.get(detail["type"])
     if sentence is None:
         message = detail["msg"]

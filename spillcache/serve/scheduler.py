@@ -25,6 +25,7 @@ from spillcache.errors import (
 )
 from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace
+from spillcache.serve.adapters import Adapters, Namespaces, by_adapters
 from spillcache.serve.answer_text import AnswerText
 from spillcache.serve.job import (
     ErrorEvent,
@@ -60,7 +61,8 @@ class Scheduler:
         self._wake = threading.Condition()
         self._queue = JobQueue(self._wake, metrics, queue_limit)
         self._slots = [Slot(i) for i in range(engine.limits.sequences)]
-        self._namespace = Namespace.of({"provisional": True})
+        self.adapters = Adapters(engine.adapters)
+        self._namespaces = Namespaces(Namespace.of({"provisional": True}), engine.adapters)
         self._restorer: Restorer | None = None
         self._keeper: Keeper | None = None
         self._ahead = ReadAhead()
@@ -80,7 +82,7 @@ class Scheduler:
 
     def attach(self, namespace: Namespace, cache: PrefixCache) -> None:
         """Use ``cache`` from the next request on; what the slots hold until then was never
-        offered.
+        offered. ``namespace``: without adapters.
         """
 
         def attach() -> None:
@@ -88,9 +90,9 @@ class Scheduler:
             for slot in self._slots:
                 if slot.job is None:
                     self._forget(slot)
-            self._namespace = namespace
+            self._namespaces = Namespaces(namespace, self._engine.adapters)
             self._restorer = Restorer(self._engine, cache)
-            self._keeper = Keeper(self._engine, cache, namespace)
+            self._keeper = Keeper(self._engine, cache, self._namespaces)
             self._trials = Trials(self._engine, cache)
 
         with self._wake:
@@ -100,11 +102,12 @@ class Scheduler:
     def submit(self, request: GenerationRequest, listener: Listener) -> Ticket:
         """Queue a request; ``listener`` is called on the engine's thread.
 
-        Raises RequestError for an empty prompt or a token id outside the vocabulary, PromptTooLong,
-        Overloaded, NotReady.
+        Raises RequestError for an empty prompt, a token id outside the vocabulary or an adapter
+        that there is not, PromptTooLong, Overloaded, NotReady.
         """
         check_request(request, self._engine.limits)
-        job = Job(request, listener, Ticket(), AnswerText(self._engine.token_bytes, request.stop))
+        text = AnswerText(self._engine.token_bytes, request.stop)
+        job = Job(request, listener, Ticket(), text, self.adapters.chosen(request.lora))
         with self._wake:
             if self._stopping:
                 raise NotReady("the server is stopping; ask again when it is back")
@@ -246,7 +249,8 @@ class Scheduler:
     def _chain(self, job: Job) -> Chain:
         size = self._engine.geometry.block_tokens
         relatives = [slot.chain for slot in self._slots if slot.chain is not None]
-        return Chain(self._namespace, size, job.tokens, job.request.salt, relatives)
+        namespace = self._namespaces.of(job.adapters)
+        return Chain(namespace, size, job.tokens, job.request.salt, relatives)
 
     def _begin(self, job: Job) -> None:
         """Give ``job`` a slot: live, forked from another slot, restored, or cold, whichever saves
@@ -396,8 +400,15 @@ class Scheduler:
     # Decode.
 
     def _decode_all(self) -> None:
-        slots = [s for s in self._in(Phase.DECODE) if s.job is not None and s.job.answer]
         began = time.monotonic()
+        groups = by_adapters(self._in(Phase.DECODE))
+        for group in groups:
+            self._decode_each(group)
+        self._prefill_pace.answers_took(time.monotonic() - began if groups else 0.0)
+
+    def _decode_each(self, group: list[Slot]) -> None:
+        """A token for each slot of ``group``, but for those that gave way to an earlier one."""
+        slots = [s for s in group if s.job is not None and s.job.answer]
         chunks = []
         for slot in slots:
             if slot.chain is None or slot.job is None:
@@ -406,10 +417,7 @@ class Scheduler:
             if len(slot.chain) == held:
                 slot.chain.push(slot.job.answer[-1])
             chunks.append(Chunk(slot.index, slot.chain.tokens[held : held + 1], logits=True))
-        if not chunks:
-            self._prefill_pace.answers_took(0.0)
-            return
-        if not self._decode(chunks, slots):
+        if not chunks or not self._decode(chunks, slots):
             return
         size = self._engine.geometry.block_tokens
         for slot in slots:
@@ -418,7 +426,6 @@ class Scheduler:
                 self._keeper.keep(slot, stop - 1, stop, boundary=True)
             if slot.job is not None:
                 self._sample(slot, slot.job)
-        self._prefill_pace.answers_took(time.monotonic() - began)
 
     def _sample(self, slot: Slot, job: Job) -> None:
         """Choose the next token, tell the client, and see whether the answer is complete."""
@@ -445,10 +452,11 @@ class Scheduler:
         return self._engine.length(slot.index) >= self._engine.limits.context_tokens
 
     def _decode(self, chunks: list[Chunk], slots: list[Slot]) -> bool:
-        """One call; makes room when the context is full, fails the requests in it when it can't be
-        done.
+        """One call, of slots with the same adapters; makes room when the context is full, fails the
+        requests in it when it can't be done.
         """
         try:
+            self._engine.use_adapters(slots[0].job.adapters if slots[0].job is not None else ())
             self._engine.decode(chunks)
         except ContextFullError as error:
             if not self._make_room(slots):

@@ -13,6 +13,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    RootModel,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -89,6 +90,24 @@ class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
 
 
+class LoraScale(_Body):
+    """One of ``lora``, and of what POST /lora-adapters takes."""
+
+    id: Annotated[int, Field(ge=0)]
+    scale: float
+
+
+class LoraBody(RootModel[list[LoraScale]]):
+    """POST /lora-adapters, as llama-server has it."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    @property
+    def pairs(self) -> tuple[tuple[int, float], ...]:
+        """Ids and scales."""
+        return tuple((each.id, each.scale) for each in self.root)
+
+
 class StreamOptions(_Body):
     """``stream_options``."""
 
@@ -139,6 +158,8 @@ class GenerationBody(_Body):
     cache_store: bool | None = None
     cache_salt: str | None = None
 
+    lora: list[LoraScale] | None = None
+
     n: Annotated[int, Field(ge=1)] | None = None
 
     # Known, not offered: see _NEUTRAL.
@@ -150,7 +171,6 @@ class GenerationBody(_Body):
     json_schema: Any = None
     logit_bias: Any = None
     logprobs: Any = None
-    lora: Any = None
     mirostat: Any = None
     n_probs: Any = None
     response_format: Any = None
@@ -195,6 +215,7 @@ class GenerationBody(_Body):
             salt=(self.cache_salt or "").encode(),
             cache_prompt=self.cache_prompt is not False,
             cache_store=self.cache_store is not False,
+            lora=None if self.lora is None else tuple((a.id, a.scale) for a in self.lora),
         )
 
     def _limit(self, defaults: RequestDefaults) -> int | None:
@@ -300,7 +321,6 @@ _NEUTRAL: Mapping[str, Callable[[Any], bool]] = {
     "audio": _empty,
     "modalities": _is(["text"], []),
     "chat_template_kwargs": _empty,
-    "lora": _empty,
     "mirostat": _is(0),
     "typical_p": _is(1, 1.0),
     "dynatemp_range": _is(0, 0.0),

@@ -16,6 +16,7 @@ from spillcache.engine.llama_library import check_model_file, model_files
 from spillcache.errors import EngineError, NotReady, SpillcacheError, StoreError, Unsupported
 from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace, file_identity, remembered_digest
+from spillcache.serve.adapters import Adapters
 from spillcache.serve.job import GenerationRequest, Listener, Ticket
 from spillcache.serve.scheduler import Scheduler
 from spillcache.store.block_store import BlockStore
@@ -115,7 +116,10 @@ class Service:
         self._become("failed")
 
     def _test(self, engine: Engine) -> SelfTest:
-        """The self-test's verdict, remembered per engine setting and model file."""
+        """The self-test's verdict, remembered per engine setting and model file.
+
+        It serves every set of adapters: they change what state says, not how it is laid out.
+        """
         fields = dict(engine.identity)
         for i, path in enumerate(model_files(self.settings.engine.model)):
             fields[f"file_{i}"] = file_identity(path)
@@ -237,6 +241,13 @@ class Service:
         if self._cache is None:
             raise NotReady(f"the disk tier is not in use: {self._cache_off}")
         return self._cache.flush(timeout_s)
+
+    @property
+    def adapters(self) -> Adapters:
+        """The LoRA adapters; raises NotReady until the model is loaded."""
+        if self._scheduler is None or self._state != "ready":
+            raise self._not_ready()
+        return self._scheduler.adapters
 
     def slots_total(self) -> int:
         """How many requests can be worked on at once."""

@@ -10,7 +10,7 @@ import numpy as np
 from spillcache.cache.prefix_cache import Match
 from spillcache.cache.restore import RestoreStream
 from spillcache.chain import BlockHash, Chain
-from spillcache.engine.base import Sampler, Tokens
+from spillcache.engine.base import AdapterScales, Sampler, Tokens
 from spillcache.serve.answer_text import AnswerText
 from spillcache.serve.job import (
     DoneEvent,
@@ -34,6 +34,7 @@ class Job:
     listener: Listener
     ticket: Ticket
     text: AnswerText
+    adapters: AdapterScales = ()
     submitted: float = field(default_factory=time.monotonic)
     started: float = 0.0
     prompt_done: float = 0.0

@@ -14,7 +14,7 @@ from spillcache.errors import ConfigError
     ("words", "says"),
     [
         ("serve -hf a/b", "-hf is not supported: models are files here"),
-        ("serve --lora=x -m y", "--lora is not supported: adapters"),
+        ("serve --control-vector=x -m y", "--control-vector is not supported: control"),
         ("serve -m x --keep 7", "--keep is not supported: requests say that themselves"),
         ("serve -m x --cache-disk --port 0", "--cache-disk needs a DIR"),
         ("serve --cache-disk", "--cache-disk needs a DIR"),

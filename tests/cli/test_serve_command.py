@@ -242,3 +242,38 @@ def test_a_quota_under_the_minimum_is_said_at_once(cli: Any, model: str, tmp_pat
     )
     assert ended.code == 2
     assert "--cache-disk-size" in ended.err
+
+
+def test_adapters(cli: Any, model: str, served: list[Settings], tmp_path: Path) -> None:
+    names = [str(tmp_path / name) for name in ("a.gguf", "b.gguf", "c:1,5.gguf")]
+    for name in names:
+        Path(name).write_bytes(b"GGUF")
+    a, b, c = names
+    line = ["--lora-scaled", f"{a}:0.5,{b}:-2", "--lora", f"{a},{b}", "--lora", c]
+    assert cli("serve", "-m", model, *line).code == 7
+    found = [(file.path.name, file.scale) for file in served[0].engine.adapters]
+    assert found == [
+        ("a.gguf", 1.0), ("b.gguf", 1.0), ("c:1,5.gguf", 1.0), ("a.gguf", 0.5), ("b.gguf", -2.0),
+    ]  # fmt: skip
+    assert cli("serve", "-m", model, *line, "--lora-init-without-apply").code == 7
+    assert [file.scale for file in served[1].engine.adapters] == [0.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "says"),
+    [
+        ("--lora", "none.gguf", "there is no file none.gguf"),
+        ("--lora-scaled", "none.gguf:0.5", "there is no file none.gguf"),
+        ("--lora-scaled", "x.gguf", "not FILE:SCALE"),
+        ("--lora-scaled", "x.gguf:much", "not FILE:SCALE"),
+        ("--lora-scaled", "x.gguf:nan", "out of reason"),
+        ("--lora-scaled", "x.gguf:1e9", "out of reason"),
+    ],
+)
+def test_adapters_that_can_not_be_meant(
+    cli: Any, model: str, served: list[Settings], flag: str, value: str, says: str
+) -> None:
+    ended = cli("serve", "-m", model, flag, value)
+    assert ended.code == 2
+    assert says in ended.err
+    assert not served

@@ -12,10 +12,11 @@ from types import SimpleNamespace
 
 from spillcache.cache.spill import Flushed
 from spillcache.config import EngineConfig, ServeConfig, Settings
-from spillcache.engine.base import Limits, ModelInfo
+from spillcache.engine.base import Adapter, Limits, ModelInfo
 from spillcache.engine.chat_template import ChatTemplate
 from spillcache.errors import NotReady, SpillcacheError
 from spillcache.metrics import Metrics
+from spillcache.serve.adapters import Adapters
 from spillcache.serve.job import DoneEvent, ErrorEvent, TextEvent, Ticket, Timings, Usage
 
 BOS, EOS = 256, 257
@@ -103,6 +104,8 @@ class FakeService:
         self.engine_in_use = FakeEngine()
         self.threads = []
         self.flushes = []
+        known = [Adapter(i, name, bytes([i] * 32), 1.0) for i, name in enumerate(("a", "b"))]
+        self.known_adapters = Adapters(known)
         self.flushed = Flushed(12, 3456, 0.25, 0, complete=True)
 
     @property
@@ -110,6 +113,12 @@ class FakeService:
         if self.state != "ready":
             raise NotReady("the model is loading; ask again soon")
         return self.engine_in_use
+
+    @property
+    def adapters(self):
+        if self.state != "ready":
+            raise NotReady("the model is loading; ask again soon")
+        return self.known_adapters
 
     def start(self):
         pass

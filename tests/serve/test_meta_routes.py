@@ -110,3 +110,36 @@ def test_props_and_requests_have_the_servers_defaults(http, service):
     http.post("/v1/completions", json={"prompt": "x"})
     request = service.last().request
     assert (request.max_tokens, request.sampling.temperature) == (9, 0.1)
+
+
+def test_adapters_are_listed_and_set(http, service):
+    assert http.get("/lora-adapters").json() == [
+        {"id": 0, "path": "a", "scale": 1.0},
+        {"id": 1, "path": "b", "scale": 1.0},
+    ]
+    answer = http.post("/lora-adapters", json=[{"id": 1, "scale": 0.5}])
+    assert (answer.status_code, answer.json()) == (200, {"success": True})
+    assert [one["scale"] for one in http.get("/lora-adapters").json()] == [0.0, 0.5]
+    assert service.adapters.chosen(None) == ((1, 0.5),)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ([{"id": 9, "scale": 1}], "no adapter 9"),
+        ([{"id": 0}], "scale is required"),
+        ([{"id": -1, "scale": 1}], "at least 0"),
+        ({"id": 0, "scale": 1}, "the body must be a JSON list"),
+        ([{"id": 0, "scale": 1e9}], "a scale must lie"),
+    ],
+)
+def test_adapters_that_there_are_not(http, service, body, says):
+    answer = http.post("/lora-adapters", json=body)
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]["message"]
+    assert service.adapters.chosen(None) == ((0, 1.0), (1, 1.0))
+
+
+def test_adapters_while_loading(http, service):
+    service.state = "loading"
+    assert http.get("/lora-adapters").status_code == 503

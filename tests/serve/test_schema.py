@@ -101,6 +101,7 @@ def test_null_is_the_default_everywhere():
         "salt": b"",
         "cache_prompt": True,
         "cache_store": True,
+        "lora": None,
     }
 
 
@@ -127,7 +128,6 @@ ASKS = {
     "audio": [{"voice": "x"}],
     "modalities": [["text", "audio"]],
     "chat_template_kwargs": [{"enable_thinking": True}],
-    "lora": [[{"id": 0}]],
     "mirostat": [1],
     "typical_p": [0.5],
     "dynatemp_range": [0.5],
@@ -230,3 +230,19 @@ def test_defaults_stand_for_what_was_left_out():
     assert request.sampling == SamplingParams(temperature=0.0, top_k=1, seed=7)
     own = chat(seed=-1, n_predict=-1, temperature=0.5).to_request([1], defaults)
     assert (own.max_tokens, own.sampling.seed, own.sampling.temperature) == (None, None, 0.5)
+
+
+def test_adapters_of_a_request():
+    assert chat().to_request([1]).lora is None
+    assert chat(lora=None).to_request([1]).lora is None
+    assert chat(lora=[]).to_request([1]).lora == ()
+    named = chat(lora=[{"id": 1, "scale": 0.5}, {"id": 0, "scale": 2}])
+    assert named.to_request([1]).lora == ((1, 0.5), (0, 2.0))
+
+
+@pytest.mark.parametrize(
+    "lora", [{"id": 0}, [{"id": 0}], [{"scale": 1.0}], [{"id": "0", "scale": 1.0}], [[0, 1.0]], 1]
+)
+def test_adapters_that_are_not_written_as_llama_server_has_them(lora):
+    with pytest.raises(ValidationError, match="lora"):
+        chat(lora=lora)
