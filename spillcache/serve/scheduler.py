@@ -42,7 +42,7 @@ from spillcache.serve.pace import PrefillPace, RestorePace
 from spillcache.serve.prompt_plan import gives_logits, next_stop, takes_boundary
 from spillcache.serve.read_ahead import ReadAhead
 from spillcache.serve.restorer import Restorer
-from spillcache.serve.slot_choice import Choice, choose, usable_live
+from spillcache.serve.slot_choice import choose, take_live, usable_live
 from spillcache.serve.slots import Job, Phase, Restore, Slot
 from spillcache.serve.tally import Tally
 from spillcache.serve.trial import Trials
@@ -265,7 +265,7 @@ class Scheduler:
         slot, live = (choice.oldest, 0) if restore is not None else (choice.slot, choice.live)
         if restore is not None:
             engine.clear(slot.index)
-        elif not self._take_live(choice):
+        elif not take_live(choice, engine):
             live = 0
         slot.job, slot.chain, slot.last_use = job, chain, time.monotonic()
         slot.boundary, slot.restore = None, restore
@@ -285,19 +285,6 @@ class Scheduler:
         if ahead is not None:
             return self._restorer.take_up(ahead, chain, live)
         return self._restorer.begin(chain, live)
-
-    def _take_live(self, choice: Choice) -> bool:
-        """Truncate or fork; False, and an empty sequence, when that can't be done."""
-        slot, source, live = choice.slot, choice.source, choice.live
-        try:
-            if source is slot:
-                self._engine.truncate(slot.index, live)
-                return True
-            return self._engine.fork(source.index, slot.index, live)
-        except StateRejected as error:
-            log.warning("a live prefix could not be used: %s", error)
-            self._engine.clear(slot.index)
-            return False
 
     def _reserve(self, slot: Slot, tokens: int) -> None:
         """Clear idle slots, least recently used first, until the context has room for

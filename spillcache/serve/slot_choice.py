@@ -1,12 +1,16 @@
 """Which slot takes a prompt, and how much of the prompt the engine's sequences already hold."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spillcache.chain import Chain
 from spillcache.engine.base import Engine
+from spillcache.errors import StateRejected
 from spillcache.serve.prompt_plan import live_prefix
 from spillcache.serve.slots import Phase, Slot
+
+log = logging.getLogger("spillcache.serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +59,17 @@ def usable_live(slot: Slot, chain: Chain, engine: Engine) -> int:
     # The whole prompt is only of use if its last token can be taken back.
     needed = min(live, len(chain) - 1)
     return live if engine.can_truncate(slot.index, needed) else 0
+
+
+def take_live(choice: Choice, engine: Engine) -> bool:
+    """Truncate or fork; False, and an empty sequence, when that can't be done. Engine's thread."""
+    slot, source, live = choice.slot, choice.source, choice.live
+    try:
+        if source is slot:
+            engine.truncate(slot.index, live)
+            return True
+        return engine.fork(source.index, slot.index, live)
+    except StateRejected as error:
+        log.warning("a live prefix could not be used: %s", error)
+        engine.clear(slot.index)
+        return False
