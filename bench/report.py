@@ -43,7 +43,7 @@ def sections(document: str) -> list[Section]:
     for text in _SECTION.split(document)[1:]:
         command = _COMMAND.search(text)
         if command is not None and _RESULTS.search(text):
-            found.append(Section(command[2] or command[3], command[1]))
+            found.append(Section(_name(command), command[1]))
     return found
 
 
@@ -52,11 +52,17 @@ def rewritten(document: str, results: Mapping[str, str]) -> str:
     parts = re.split(r"(?m)^(?=## )", document)
     for index, text in enumerate(parts):
         command = _COMMAND.search(text)
-        name = command and (command[2] or command[3])
+        name = _name(command) if command is not None else ""
         if name in results:
             block = f"{BEGIN}\n{results[name]}\n{END}"
             parts[index] = _RESULTS.sub(lambda _, block=block: block, text, count=1)
     return "".join(parts)
+
+
+def _name(command: re.Match[str]) -> str:
+    """Slow disks are another question than ``restart`` itself."""
+    name = command[2] or command[3]
+    return f"{name}_throttle" if " --throttle " in command[1] else name
 
 
 def arguments_of(command: str, traces: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ KVType = Literal["f16", "bf16", "q8_0", "f32"]
 FlashAttention = Literal["auto", "on", "off"]
 SpillReason = Literal["evict", "idle", "shutdown", "flush"]
 SPILL_REASONS: tuple[SpillReason, ...] = get_args(SpillReason)
+RestoreWhen = Literal["auto", "always"]
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _AGE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|h|d|w|)", re.IGNORECASE)
@@ -80,6 +81,8 @@ class StoreConfig:
     """``--cache-disk-key-file``: the key that new payloads are encrypted with."""
     direct_io: bool = True
     """Bypass the page cache on reads where the filesystem allows it."""
+    throttle_bytes_s: float | None = None
+    """``--cache-disk-throttle``: read no faster than this; for benchmarks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,10 @@ class CacheConfig:
 
     ram_bytes: int = 8192 * MIB
     min_tokens: int = 128
+    restore: RestoreWhen = "auto"
+    """``--cache-restore``: where that is quicker than computing, or whatever it costs."""
+    write_limit_bytes_day: int | None = None
+    """``--cache-disk-write-limit``: within any 24 hours, by all who use the directory."""
     idle_spill_s: float = 30.0
     dirty_spill_s: float = 60.0
     shutdown_spill_s: float = 8.0

@@ -46,6 +46,12 @@ class Metrics:
         self.restored_bytes = Counter(
             "spillcache_restored_bytes", "Payload bytes imported", ["tier"], registry=r
         )
+        self.decisions = Counter(
+            "spillcache_cache_decisions",
+            "Prompts by where their state was to come from, and why",
+            ["decision"],
+            registry=r,
+        )
         self.spilled_blocks = Counter(
             "spillcache_spilled_blocks", "Blocks that reached the disk", registry=r
         )

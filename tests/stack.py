@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spillcache.cache.prefix_cache import PrefixCache
-from spillcache.config import MIB, CacheConfig, EngineConfig, StoreConfig
+from spillcache.config import MIB, CacheConfig, EngineConfig, RestoreWhen, StoreConfig
 from spillcache.engine.base import Chunk, Logits, SamplingParams
 from spillcache.engine.llama_engine import LlamaEngine
 from spillcache.metrics import Metrics
@@ -61,6 +61,8 @@ class Stack:
         *,
         ram: bool = True,
         cache: Mapping[str, Any] | None = None,
+        restore: RestoreWhen = "always",
+        throttle_bytes_s: float | None = None,
         **engine: Any,
     ) -> None:
         config = EngineConfig(model=model, **{"context_tokens": 4096, "threads": 2} | engine)
@@ -70,13 +72,19 @@ class Stack:
         self.cache: PrefixCache | None = None
         self.store: BlockStore | None = None
         if disk is not None or ram:
-            store_config = (
-                StoreConfig(disk, quota_bytes=2048 * MIB, min_free_bytes=0) if disk else None
-            )
-            self.store = BlockStore.open(store_config, self.metrics) if store_config else None
+            if disk is not None:
+                store_config = StoreConfig(
+                    disk,
+                    quota_bytes=2048 * MIB,
+                    min_free_bytes=0,
+                    throttle_bytes_s=throttle_bytes_s,
+                )
+                self.store = BlockStore.open(store_config, self.metrics)
             self.cache = PrefixCache(
                 replace(
-                    CacheConfig(ram_bytes=512 * MIB, min_tokens=0, shutdown_spill_s=60),
+                    CacheConfig(
+                        ram_bytes=512 * MIB, min_tokens=0, shutdown_spill_s=60, restore=restore
+                    ),
                     **cache or {},
                 ),
                 self.engine.geometry,

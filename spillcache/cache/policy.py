@@ -1,6 +1,6 @@
 """Which prefixes can be restored, and what should go first; pure functions."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from spillcache.state import Geometry, Part
 
@@ -14,6 +14,11 @@ def restorable(present: Sequence[Collection[Part]], geometry: Geometry, limit: i
     """The most blocks, at most ``limit``, that can be restored when block i has the parts
     ``present[i]``.
     """
+    return next(prefixes(present, geometry, limit), 0)
+
+
+def prefixes(present: Sequence[Collection[Part]], geometry: Geometry, limit: int) -> Iterator[int]:
+    """Every number of blocks that can be restored, as ``restorable``, the largest first."""
     limit = min(limit, len(present))
     if geometry.has_kv:
         missing = (i for i in range(limit) if Part.KV not in present[i])
@@ -23,8 +28,7 @@ def restorable(present: Sequence[Collection[Part]], geometry: Geometry, limit: i
         if geometry.has_boundary and Part.BOUNDARY not in present[blocks - 1]:
             continue
         if windows[blocks - 1] >= min(geometry.window_blocks, blocks):
-            return blocks
-    return 0
+            yield blocks
 
 
 def _runs(present: Sequence[Collection[Part]], part: Part) -> list[int]:

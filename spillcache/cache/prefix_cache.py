@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spillcache.cache.breaker import Breaker
+from spillcache.cache.judge import Judge
 from spillcache.cache.memory import clamp_ram
 from spillcache.cache.policy import needed, restorable
 from spillcache.cache.ram import RamBlock, RamTier
 from spillcache.cache.restore import RestoreStream, Source, Step
 from spillcache.cache.spill import HANG_S, STEP_S, Flushed, Progress, Spiller
 from spillcache.cache.watch import Trouble, Watch
+from spillcache.cache.worth import Verdict
 from spillcache.chain import BlockHash, Chain
 from spillcache.config import MIB, CacheConfig
 from spillcache.errors import (
@@ -50,6 +52,8 @@ class Match:
 
     chain: Chain
     steps: list[Step]
+    verdict: Verdict = Verdict("miss", 0)  # noqa: RUF009 - it is frozen
+    """Why it is no longer than it is."""
     _release: Callable[[], None] = field(default=lambda: None)
 
     @property
@@ -103,6 +107,7 @@ class PrefixCache:
         """Blocks whose copy on disk is not used: see ``doubt``."""
         self._metrics.ram_bytes.set_function(lambda: float(self._ram.used_bytes))
         self._breaker = Breaker()
+        self.judge = Judge(config.restore, geometry, store)
         # Evicted blocks that wait for the disk live beside the others, within the same bound.
         self._queue_bytes = min(config.spill_queue_bytes, capacity // 8) if store is not None else 0
         self._resident_bytes = capacity - self._queue_bytes
@@ -129,14 +134,19 @@ class PrefixCache:
         chain: Chain,
         limit: int | None = None,
         without: Collection[BlockHash] = _NO_HASHES,
+        *,
         above: int = 0,
+        live_tokens: int = 0,
+        disk: bool = True,
     ) -> Match:
-        """The longest restorable prefix of at most ``limit`` blocks, looked up without payload I/O.
+        """The longest restorable prefix of at most ``limit`` blocks, looked up without payload I/O;
+        or less of it, or none, where computing is quicker.
 
         ``limit`` defaults to all that a prompt can reuse. When RAM holds that much, the disk is not
-        asked. ``without``: blocks whose copy on disk is not to be used (it just failed). ``above``:
-        a prefix of no more blocks than this is of no use; where it is plain that no tier has a
-        longer one, the match is empty, and the blocks before are not looked at.
+        asked, nor without ``disk``. ``without``: blocks whose copy on disk is not to be used (it
+        just failed). ``above``: a prefix of no more blocks than this is of no use; where it is
+        plain that no tier has a longer one, the match is empty, and the blocks before are not
+        looked at. ``live_tokens``: what the engine could go on from instead.
         """
         if limit is None:
             limit = self.geometry.blocks_reusable(len(chain))
@@ -147,7 +157,9 @@ class PrefixCache:
             blocks = [None if h in without else self._pinned(h) for h in hashes]
             without = {*without, *self._doubted} if self._doubted else without
         try:
-            steps = self._steps(chain, hashes, blocks, without)
+            steps, verdict = self._steps(
+                chain, hashes, blocks, without, live_tokens=live_tokens, disk=disk
+            )
             pin = self._pin(steps)
         except BaseException:
             self._unpin_all(block for block in blocks if block is not None)
@@ -162,7 +174,7 @@ class PrefixCache:
             if pin is not None:
                 pin.release()
 
-        return Match(chain, steps, release)
+        return Match(chain, steps, verdict, release)
 
     def _goes_past(self, above: int, chain: Chain, hashes: list[BlockHash]) -> bool:
         """Whether a tier has a block that every prefix of more than ``above`` blocks needs."""
@@ -181,12 +193,15 @@ class PrefixCache:
         hashes: list[BlockHash],
         blocks: list[RamBlock | None],
         without: Collection[BlockHash],
-    ) -> list[Step]:
-        """The longest prefix that RAM, or RAM and disk together, can restore."""
+        *,
+        live_tokens: int,
+        disk: bool,
+    ) -> tuple[list[Step], Verdict]:
+        """The prefix that is worth restoring, of what RAM, or RAM and disk together, hold."""
         present: list[set[Part]] = [set(b.parts) if b else set() for b in blocks]
         count = restorable(present, self.geometry, len(hashes))
         found: list[Mapping[Part, Entry]] = [{} for _ in hashes]
-        if count < len(hashes) and self._store is not None and self._breaker.closed:
+        if disk and count < len(hashes) and self._store is not None and self._breaker.closed:
             wanted = set(self.geometry.parts)
             asked = [
                 i for i, h in enumerate(hashes) if h not in without and not wanted <= present[i]
@@ -195,9 +210,9 @@ class PrefixCache:
                 asked, self._find(chain, [hashes[i] for i in asked]), strict=True
             ):
                 found[i] = entries
-            both = [ram | disk.keys() for ram, disk in zip(present, found, strict=True)]
-            count = restorable(both, self.geometry, len(hashes))
-        return [self._step(i, hashes[i], blocks[i], found[i], count) for i in range(count)]
+        verdict = self.judge.choose(chain.namespace.id, present, found, live_tokens)
+        count = verdict.blocks
+        return [self._step(i, hashes[i], blocks[i], found[i], count) for i in range(count)], verdict
 
     def _pinned(self, block_hash: BlockHash) -> RamBlock | None:
         block = self._ram.get(block_hash)
@@ -256,7 +271,8 @@ class PrefixCache:
             self._store,
             self.failed,
             match.release,
-            self._config.read_ahead_bytes,
+            read_ahead_bytes=self._config.read_ahead_bytes,
+            on_read=self.judge.has_read,
         )
         with self._lock:  # the watch looks at them
             self._streams.add(stream)
@@ -429,7 +445,8 @@ class PrefixCache:
         flushed = spiller.flush(0.0 if watch.reason else timeout_s)
         problem = self.disk_reason
         if flushed.complete and not problem:
-            problem = self._breaker.reason or "there is no room"
+            limited = spiller.limit.closed
+            problem = self._breaker.reason or ("the daily limit" if limited else "there is no room")
         return replace(flushed, problem=problem if flushed.left else "")
 
     def close(self, progress: Progress = lambda _: None) -> None:
@@ -440,12 +457,16 @@ class PrefixCache:
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()
+        until = time.monotonic() + self._config.shutdown_spill_s + HANG_S
         spiller, self._spiller = self._spiller, None
         idle = spiller is None or spiller.close(progress)
         for stream in list(self._streams):
             stream.close()
-            idle = stream.join(HANG_S) and idle
+        ends = [stream.join for stream in self._streams]
+        for join in (*ends, self.judge.join):
+            idle = join(max(HANG_S, until - time.monotonic())) and idle
         if self._store is not None and idle:
+            self.judge.close()
             self._store.close()
         elif not idle:
             log.error("the cache directory does not answer; it is left as after a crash")
@@ -459,6 +480,10 @@ class PrefixCache:
         if trouble or self._breaker.closed:
             return trouble
         return f"paused after {self._breaker.reason}, see the log"
+
+    def write_limit(self) -> dict[str, object]:
+        """``--cache-disk-write-limit`` and how it stands, for ``/health``; empty without one."""
+        return self._spiller.limit.status() if self._spiller is not None else {}
 
     def _look(self) -> Trouble | None:
         """For the watch."""

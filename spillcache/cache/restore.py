@@ -17,11 +17,13 @@ from spillcache.config import MIB
 from spillcache.errors import SpillcacheError, StoreIOError
 from spillcache.state import Buffer, Part
 from spillcache.store.block_store import BlockStore, Entry, Payload
+from spillcache.store.read_meter import Reading
 
 log = logging.getLogger("spillcache.cache")
 
 Source = Literal["ram", "disk"]
 SOURCES: tuple[Source, ...] = get_args(Source)
+_NOTHING_READ = Reading(0, 0.0, 0)
 _AHEAD_BLOCKS = 16
 """Blocks between reader and engine; the store bounds the bytes that are read ahead."""
 
@@ -39,6 +41,11 @@ class Step:
     def source(self) -> Source:
         """The slowest tier that the block needs."""
         return "disk" if self.disk else "ram"
+
+    @property
+    def disk_bytes(self) -> int:
+        """What lies on disk of it."""
+        return sum(entry.stored_bytes for entry in self.disk.values())
 
 
 @dataclass(slots=True)
@@ -65,7 +72,8 @@ class RestoredBlock:
 
 
 class RestoreStream:
-    """The blocks of one match, ascending. Used and closed by one thread, the engine's.
+    """The blocks of one match, ascending. Used and closed by one thread, the engine's. ``on_read``
+    is called when nothing is read any more, on the reader's thread.
 
     A reader thread runs only where something lies on disk. ``close`` does not wait for it, since a
     disk may hang: whoever comes last, reader or ``close``, frees what is left and calls ``on_end``.
@@ -77,13 +85,19 @@ class RestoreStream:
         store: BlockStore | None,
         on_disk_error: Callable[[SpillcacheError], None],
         on_end: Callable[[], None] = lambda: None,
+        *,
         read_ahead_bytes: int = 64 * MIB,
+        on_read: Callable[[], None] = lambda: None,
     ) -> None:
         self._steps = steps
         self._store = store
         self._on_disk_error = on_disk_error
         self._on_end = on_end
         self._read_ahead_bytes = read_ahead_bytes
+        self._on_read = on_read
+        self.left_bytes = sum(step.disk_bytes for step in steps)
+        """What has not come from disk yet."""
+        self.began = _NOTHING_READ
         self._next = 0
         self._stop = threading.Event()
         self._closed_at = math.inf
@@ -93,6 +107,7 @@ class RestoreStream:
         self._reader: threading.Thread | None = None
         if any(step.disk for step in steps):
             self._users = 2
+            self.began = store.reading() if store is not None else _NOTHING_READ
             self._reader = threading.Thread(
                 target=self._run, name="spillcache-restore", daemon=True
             )
@@ -131,6 +146,7 @@ class RestoreStream:
             return None
         if isinstance(item, SpillcacheError):
             raise item
+        self.left_bytes -= self._steps[self._next].disk_bytes
         self._next += 1
         return item
 
@@ -184,6 +200,7 @@ class RestoreStream:
             self._put(StoreIOError(f"the restore reader failed: {error}"))
         finally:
             self._leave()
+            self._on_read()
 
     def _blocks(self) -> Iterator[RestoredBlock]:
         assert self._store is not None  # noqa: S101 - a step with disk parts came from it

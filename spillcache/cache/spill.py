@@ -20,12 +20,15 @@ from spillcache.cache.breaker import Breaker
 from spillcache.cache.policy import RANKS
 from spillcache.cache.ram import RamBlock, RamTier
 from spillcache.cache.watch import Trouble
+from spillcache.cache.write_limit import WriteLimit
 from spillcache.chain import BlockHash
 from spillcache.config import MIB, CacheConfig, format_size
 from spillcache.errors import StoreError
 from spillcache.metrics import Metrics
+from spillcache.namespace import Namespace
 from spillcache.state import Part
-from spillcache.store.block_store import BlockStore, StoreObject
+from spillcache.store.block_store import BlockStore, PutResult, StoreObject
+from spillcache.store.format import RECORD_HEADER_BYTES, padded
 
 log = logging.getLogger("spillcache.cache")
 
@@ -35,6 +38,12 @@ STEP_S = 60.0
 _TICK_S = 1.0
 HANG_S = 1.0
 """How long the thread may take to end beyond the deadline before the disk counts as hanging."""
+
+_WHY = {
+    "deadline": "the deadline came first",
+    "paused": "the disk fails",
+    "limit": "the daily limit is reached",
+}
 
 Progress = Callable[[str], None]
 
@@ -90,6 +99,7 @@ class Spiller:
         self._config, self._block_tokens = config, block_tokens
         self._queue_bytes = queue_bytes
         self._metrics, self._breaker = metrics, breaker
+        self.limit = WriteLimit(config.write_limit_bytes_day, store.change_note)
         self._evicted: deque[RamBlock] = deque()
         self._condemned: deque[_Condemned] = deque()
         self._flush_asked = self._flush_done = 0
@@ -125,6 +135,8 @@ class Spiller:
             return "short"
         if self._stopping or not self._breaker.closed or not self._thread.is_alive():
             return "paused"
+        if self.limit.closed:
+            return "limit"
         # One block always may wait, however large it is.
         while self.leaving_bytes and self.leaving_bytes + block.size > self._queue_bytes:
             if not self._drop_oldest():
@@ -284,7 +296,7 @@ class Spiller:
 
     def _due(self, dirty: Sequence[RamBlock], now: float) -> list[RamBlock]:
         """The ends of conversations that rest, or that have a block which waited long enough."""
-        if not dirty or "idle" not in self._config.spill_on or not self._breaker.closed:
+        if not dirty or "idle" not in self._config.spill_on or not self._usable():
             return []
         idle, longest = self._config.idle_spill_s, self._config.dirty_spill_s
         late: set[BlockHash] = set()
@@ -340,7 +352,7 @@ class Spiller:
         return time.monotonic() >= self._deadline
 
     def _usable(self) -> bool:
-        return self._breaker.closed or self._last_chance
+        return (self._breaker.closed or self._last_chance) and not self.limit.closed
 
     def _spill_rest(self) -> None:
         """A paused disk is tried once more: there is no later."""
@@ -352,17 +364,21 @@ class Spiller:
         reason = ""
         for done, leaf in enumerate(leaves):
             if self._late() or not self._usable():
-                reason = "deadline" if self._late() else "paused"
-                why = "the deadline came first" if self._late() else "the disk fails"
+                reason = self._why_not("paused")
                 self._progress(
-                    f"{why}: {len(leaves) - done} of {len(leaves)} conversations not saved"
+                    f"{_WHY[reason]}: {len(leaves) - done} of {len(leaves)} conversations not saved"
                 )
                 break
             self._progress(f"saving conversation {done + 1} of {len(leaves)} ({size} in all)")
             self._save(leaf)
         left = sum(bool(block.unsaved) for block in dirty)
         if left:
-            self._lose(reason or ("deadline" if self._late() else "failed"), left)
+            self._lose(reason or self._why_not("failed"), left)
+
+    def _why_not(self, otherwise: str) -> str:
+        if self._late():
+            return "deadline"
+        return "limit" if self.limit.closed else otherwise
 
     # One job.
 
@@ -448,15 +464,29 @@ class Spiller:
         ]
         try:
             with self._at_disk():
-                result = self._store.put(group[0].block.namespace, objects)
+                result = self._put(group[0].block.namespace, objects)
         except StoreError as error:
             self._met(error)
+            return False, 0
+        if result is None:
             return False, 0
         self._breaker.worked("write")
         self._saved_bytes += result.written_bytes
         self._metrics.spilled_bytes.inc(result.written_bytes)
         # A block's parts share its fate, as far as they are in one group.
         return True, min(result.dropped, len({item.block.hash for item in group}))
+
+    def _put(self, namespace: Namespace, objects: Sequence[StoreObject]) -> PutResult | None:
+        """None where the daily limit does not allow it."""
+        size, written = sum(padded(RECORD_HEADER_BYTES + len(o.payload)) for o in objects), 0
+        if not self.limit.allows(size):
+            return None
+        try:
+            result = self._store.put(namespace, objects)
+            written = result.written_bytes
+        finally:
+            self.limit.wrote(size, written)
+        return result
 
     def _met(self, error: StoreError) -> None:
         self._last_chance = False
@@ -479,7 +509,7 @@ class Spiller:
                     block.dirty_since = block.last_use = now
                 elif block.unsaved:
                     self._ram.saved(block, *block.parts)
-                    self._lose("deadline" if self._late() else "failed")
+                    self._lose(self._why_not("failed"))
                 self.free(block)
 
     def _count_saved(self, block: RamBlock) -> None:

@@ -26,6 +26,8 @@ class Answer:
     sources: dict[str, int]
     """Prompt tokens by the tier that their state came from: live, ram, disk; only ours say so."""
     restored_bytes: int
+    decision: str = ""
+    """``timings.cache_decision``; only ours say so."""
 
 
 class BenchClient:
@@ -47,7 +49,9 @@ class BenchClient:
             raise BenchError(f"/tokenize answered {status}: {body}")
         return [int(token) for token in body["tokens"]]
 
-    def complete(self, prompt: Sequence[int], max_tokens: int) -> Answer:
+    def complete(
+        self, prompt: Sequence[int], max_tokens: int, *, cache_prompt: bool = True
+    ) -> Answer:
         """Stream a greedy answer of exactly ``max_tokens`` tokens; raises BenchError."""
         request = {
             "prompt": list(prompt),
@@ -55,6 +59,7 @@ class BenchClient:
             "temperature": 0,
             "seed": 0,
             "ignore_eos": True,
+            "cache_prompt": cache_prompt,
             "return_tokens": True,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -119,4 +124,5 @@ def _read_answer(response: http.client.HTTPResponse, began: float) -> Answer:
         cached_tokens=int(usage["prompt_tokens_details"]["cached_tokens"]),
         sources={str(tier): int(count) for tier, count in timings.get("cache", {}).items()},
         restored_bytes=int(timings.get("restored_bytes", 0)),
+        decision=str(timings.get("cache_decision", "")),
     )

@@ -16,14 +16,20 @@ _LEGEND = """\
 cold    nothing was kept: all tokens are computed; measured once
 live    the same prompt again at once, while its slot still holds it
 RAM     again, after another prompt took the slot
-disk    again, after a restart of the server; page cache: {page_cache}
+disk    again, after a restart of the server (--cache-restore always); page cache: {page_cache}
 reused  prompt tokens that were not computed after the restart; read: bytes of state for them
 answer  same: after each of these, all {answer_tokens} tokens are those of the cold answer
 Times are medians of {repeat}, but for cold."""
 
 
 def print_table(
-    rows: Sequence[dict[str, Any]], *, model: str, repeat: int, answer_tokens: int, page_cache: str
+    rows: Sequence[dict[str, Any]],
+    *,
+    model: str,
+    repeat: int,
+    answer_tokens: int,
+    page_cache: str,
+    even: dict[str, Any],
 ) -> None:
     """The rows of ``Measured.row`` and what the columns mean, to stdout."""
     from rich.console import Console  # noqa: PLC0415 — only when there is something to print
@@ -44,6 +50,45 @@ def print_table(
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     print(_LEGEND.format(page_cache=page_cache, repeat=repeat, answer_tokens=answer_tokens))
+    if even["tokens"] is None:
+        print("Disk is quicker than computing at none of these lengths.")
+    else:
+        about = "at most" if even["is"] == "at most" else "about"
+        print(f"Disk is quicker than computing from {about} {even['tokens']:,} tokens on.")
+
+
+_THROTTLED = """\
+cold     computed without the cache
+restored all of it read at that speed, whatever it costs; * computed from its bytes
+first    with the cache, by a server that does not know the speed yet
+cached   with the cache, by one that has seen it, after a restart; what it did
+ratio    cached over the better of cold and restored
+Cold and cached are medians of {repeat}, taken in turn."""
+
+
+def print_throttled(rows: Sequence[dict[str, Any]], *, model: str, repeat: int) -> None:
+    """The rows of ``Throttled.row`` and what the columns mean, to stdout."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(title=f"Time to the first token on a slow disk, {model}", title_justify="left")
+    columns = ("prompt", "disk", "cold", "restored", "first", "cached", "", "ratio", "answer")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row['prompt_tokens']:,}",
+            f"{row['mb_s']:g} MB/s",
+            format_ms(row["cold_ttft_ms"]),
+            format_ms(row["full_restore_ms"]) + "*" * (row["full_restore_is"] == "computed"),
+            format_ms(row["first_ttft_ms"]),
+            format_ms(row["cached_ttft_ms"]),
+            ", ".join(row["decisions"]),
+            f"{row['ratio']:.2f}",
+            "same" if row["same_tokens"] else "DIFFERENT",
+        )
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    print(_THROTTLED.format(repeat=repeat))
 
 
 def tell(line: str) -> None:

@@ -20,18 +20,24 @@ from typing import Annotated, Any
 import typer
 
 from spillcache.cli.bench_client import Answer
+from spillcache.cli.bench_plan import ANSWER_TOKENS, Plan, break_even, server_flags
 from spillcache.cli.bench_plot import can_plot, plot_restart
 from spillcache.cli.bench_prompts import PromptMaker
-from spillcache.cli.bench_report import machine_facts, print_table, small_print, tell
+from spillcache.cli.bench_report import (
+    machine_facts,
+    print_table,
+    print_throttled,
+    small_print,
+    tell,
+)
 from spillcache.cli.bench_server import BenchServer, drop_page_cache
+from spillcache.cli.bench_throttle import measure_throttled, speeds
 from spillcache.cli.gguf_header import trained_tokens
 from spillcache.cli.model_path import find_model
 from spillcache.errors import ConfigError
 
-ANSWER_TOKENS = 32
 MIN_PROMPT_TOKENS = 128
 """Shorter prompts are not written to disk."""
-_ROOM_TOKENS = 256
 _DEFAULT_PLOT = Path("spillcache-restart.png")
 
 
@@ -69,17 +75,6 @@ class Measured:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to measure."""
-
-    model: Path
-    lengths: tuple[int, ...]
-    repeat: int
-    cache_disk: Path | None
-    serve_flags: tuple[str, ...]
-
-
 def bench_restart(
     *,
     model: Annotated[
@@ -102,6 +97,13 @@ def bench_restart(
         typer.Option(
             metavar="PNG",
             help=f"Where the picture goes. Default: {_DEFAULT_PLOT}, if matplotlib is there.",
+        ),
+    ] = None,
+    throttle: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MB/S,…",
+            help="Instead: a disk that reads so many megabytes per second, as 5,0.5.",
         ),
     ] = None,
     cache_disk: Annotated[
@@ -129,8 +131,23 @@ def bench_restart(
     )
     if plot is not None and not can_plot():
         raise ConfigError("--plot needs matplotlib; run: pip install 'spillcache[demo]'")
+    mb_s = None if throttle is None else speeds(throttle)
     with _terminable():
-        _run(plan, plot)
+        if mb_s is None:
+            _run(plan, plot)
+        else:
+            _run_throttled(plan, mb_s)
+
+
+def _run_throttled(plan: Plan, mb_s: Sequence[float]) -> None:
+    """The same for slow disks."""
+    rows = [
+        found.row() for length in plan.lengths for found in measure_throttled(plan, length, mb_s)
+    ]
+    print_throttled(rows, model=plan.model.stem, repeat=plan.repeat)
+    report = {"bench": "restart", "throttle": rows, "model": plan.model.name}
+    facts = {"repeat": plan.repeat, "serve_flags": list(plan.serve_flags)} | machine_facts()
+    print(json.dumps(report | facts), flush=True)
 
 
 def _run(plan: Plan, plot: Path | None) -> None:
@@ -148,6 +165,7 @@ def _run(plan: Plan, plot: Path | None) -> None:
         repeat=plan.repeat,
         answer_tokens=ANSWER_TOKENS,
         page_cache=page_cache,
+        even=break_even(rows),
     )
     target = plot or (_DEFAULT_PLOT if can_plot() else None)
     if target is not None:
@@ -179,9 +197,8 @@ def measure(plan: Plan, length: int) -> tuple[Measured, str]:
     out = Measured(length)
     with tempfile.TemporaryDirectory(prefix="spillcache-bench-", dir=plan.cache_disk) as work:
         directory = Path(work) / "cache"
-        flags = ["--model", str(plan.model), "--cache-disk", str(directory)]
-        flags += ["--ctx-size", str(length + ANSWER_TOKENS + _ROOM_TOKENS)]
-        flags += ["--cache-namespace", f"bench-{uuid.uuid4()}", *plan.serve_flags]
+        flags = server_flags(plan, length, directory, f"bench-{uuid.uuid4()}")
+        flags += ["--cache-restore", "always"]  # it is the disk that is measured
         log = Path(work) / "server.log"
         with BenchServer(flags, log) as server:
             prompt = _first_life(server, out, plan.repeat)
@@ -276,6 +293,7 @@ def _report(plan: Plan, rows: list[dict[str, Any]], facts: dict[str, Any]) -> di
     return {
         "bench": "restart",
         "rows": rows,
+        "break_even": break_even(rows),
         "model": plan.model.name,
         "answer_tokens": ANSWER_TOKENS,
         "repeat": {"cold": 1, "live": plan.repeat, "ram": plan.repeat, "disk": plan.repeat},

@@ -60,7 +60,7 @@ def look_at_restart(path: Path, model: Path, serve_flags: list[str]) -> Iterator
     with workplace(path) as work:
         flags = ["--model", str(model), "--cache-disk", str(work / "cache")]
         flags += ["--cache-disk-size", "1GiB", "--cache-disk-min-free", "0"]
-        flags += ["--cache-namespace", f"doctor-{uuid.uuid4()}"]
+        flags += ["--cache-namespace", f"doctor-{uuid.uuid4()}", "--cache-restore", "always"]
         flags += ["--ctx-size", str(_PROMPT_TOKENS + 512), *serve_flags]
         try:
             yield _restart(flags, work / "server.log")

@@ -74,10 +74,13 @@ def serve(
     cache_disk_min_free: flags.CacheDiskMinFree = None,
     cache_disk_codec: flags.CacheDiskCodec = None,
     cache_disk_key_file: flags.CacheDiskKeyFile = None,
+    cache_disk_write_limit: flags.CacheDiskWriteLimit = None,
     cache_max_age: flags.CacheMaxAge = None,
     cache_ram: flags.CacheRam = str(_CACHE.ram_bytes // MIB),
     cache_min_tokens: flags.CacheMinTokens = _CACHE.min_tokens,
     cache_spill_on: flags.CacheSpillOn = _ALL_REASONS,
+    cache_restore: flags.CacheRestore = _CACHE.restore,
+    cache_disk_throttle: flags.CacheDiskThrottle = None,
     cache_namespace: flags.CacheNamespace = "",
 ) -> None:
     """Serve a model over OpenAI's HTTP API; with --cache-disk, prompts survive a restart.
@@ -114,8 +117,10 @@ def serve(
             ram_bytes=_ram_bytes(cache_ram),
             min_tokens=cache_min_tokens,
             spill_on=_spill_on(cache_spill_on),
+            restore=cache_restore,
+            write_limit_bytes_day=_write_limit(cache_disk_write_limit, cache_disk),
         ),
-        store=_aged(
+        store=_with(
             _store(
                 cache_disk,
                 cache_disk_size,
@@ -123,7 +128,8 @@ def serve(
                 cache_disk_codec,
                 cache_disk_key_file,
             ),
-            cache_max_age,
+            max_age=cache_max_age,
+            throttle=cache_disk_throttle,
         ),
     )
     from spillcache.serve.server_log import log_to_stderr  # noqa: PLC0415 — not for --help
@@ -217,15 +223,41 @@ def _store(
     )
 
 
-def _aged(store: StoreConfig | None, max_age: str | None) -> StoreConfig | None:
-    """The same with the age limit; raises ConfigError for an age without a directory, or a bad
-    one.
-    """
-    if max_age is None:
-        return store
+def _with(
+    store: StoreConfig | None, *, max_age: str | None, throttle: str | None
+) -> StoreConfig | None:
+    """The same with these; raises ConfigError for what needs a directory, or makes no sense."""
+    for flag, value in (("--cache-max-age", max_age), ("--cache-disk-throttle", throttle)):
+        if value is not None and store is None:
+            raise ConfigError(f"{flag} needs --cache-disk DIR")
     if store is None:
-        raise ConfigError("--cache-max-age needs --cache-disk DIR")
-    return replace(store, max_age_s=parse_age(max_age, "--cache-max-age"))
+        return None
+    return replace(
+        store,
+        max_age_s=None if max_age is None else parse_age(max_age, "--cache-max-age"),
+        throttle_bytes_s=None if throttle is None else _throttle(throttle),
+    )
+
+
+def _throttle(text: str) -> float:
+    size = parse_size(text, "--cache-disk-throttle")
+    if not size:
+        raise ConfigError("--cache-disk-throttle: 0 would never end; write for example 5MB")
+    return float(size)
+
+
+def _write_limit(text: str | None, disk: Path | None) -> int | None:
+    """Bytes per day."""
+    if text is None:
+        return None
+    if disk is None:
+        raise ConfigError("--cache-disk-write-limit needs --cache-disk DIR")
+    size, _, period = text.partition("/")
+    if period.strip().lower() not in ("", "d", "day"):
+        raise ConfigError(
+            f"--cache-disk-write-limit: {text!r} is not per day; write for example 200GiB/day"
+        )
+    return parse_size(size, "--cache-disk-write-limit")
 
 
 def _warn_if_open(config: ServeConfig) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from spillcache.cli.care import DISK_VARIABLE
-from spillcache.config import Codec, FlashAttention, KVType
+from spillcache.config import Codec, FlashAttention, KVType, RestoreWhen
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -342,6 +342,15 @@ CacheDiskKeyFile = Annotated[
         rich_help_panel=_CACHE,
     ),
 ]
+CacheDiskWriteLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-disk-write-limit",
+        metavar="SIZE/day",
+        help="The most that is written within 24 hours, as 200GiB/day. Default: no limit.",
+        rich_help_panel=_CACHE,
+    ),
+]
 CacheRam = Annotated[
     str,
     typer.Option(
@@ -350,6 +359,25 @@ CacheRam = Annotated[
         envvar="LLAMA_ARG_CACHE_RAM",
         metavar="MIB",
         help="Memory for blocks that no slot holds: MiB, or a size as 2GiB; -1: what there is.",
+        rich_help_panel=_CACHE,
+    ),
+]
+CacheRestore = Annotated[
+    RestoreWhen,
+    typer.Option(
+        "--cache-restore",
+        metavar="auto|always",
+        help="auto: what is computed sooner than restored is computed; always: never mind that.",
+        rich_help_panel=_CACHE,
+    ),
+]
+CacheDiskThrottle = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-disk-throttle",
+        metavar="SIZE",
+        hidden=True,
+        help="Read no more than SIZE a second from DIR; for benchmarks.",
         rich_help_panel=_CACHE,
     ),
 ]

@@ -77,6 +77,12 @@ def server_lines(server: dict[str, Any]) -> list[str]:
     disk = server["cache"].get("disk", {})
     state = "on" if disk.get("on") else f"off: {disk.get('reason') or 'not said'}"
     lines = [f"{server['url']}: {server['status']}; disk tier {state}"]
+    if limit := disk.get("write_limit"):
+        lines.append(
+            f"written within a day: {format_size(limit['written_bytes'])} of "
+            f"{format_size(limit['bytes_day'])}"
+            f"{'; nothing more is written for now' if limit['reached'] else ''}"
+        )
     tokens, ratio = server["prompt_tokens"], server["hit_ratio"]
     if ratio is None:
         return [*lines, "no prompt was answered yet"]

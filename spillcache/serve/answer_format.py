@@ -37,6 +37,7 @@ def timings_object(usage: Usage, timings: Timings) -> dict[str, Any]:
         "restored": {tier: timings.restored.get(tier, 0) for tier in ("ram", "disk")},
         "refused": timings.refused,
         "queue_ms": round(timings.queue_ms, 3),
+        "cache_decision": timings.decision,
     }
 
 

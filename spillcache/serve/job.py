@@ -9,6 +9,13 @@ from spillcache.errors import PromptTooLong, RequestError, SpillcacheError
 
 FinishReason = Literal["stop", "length"]
 Tier = Literal["live", "ram", "disk"]
+Decision = Literal["off", "live", "miss", "restore", "partial", "compute", "gave_up", "failed"]
+"""How a prompt's state came about.
+
+off: the cache was not asked; live: a slot went on; miss: no tier held anything of it; restore: all
+that the tiers held; partial: less, since the rest was quicker to compute; compute: nothing of it,
+likewise; gave_up: a restore turned out slower than computing and was ended; failed: it met errors.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,11 @@ class GenerationRequest:
     """False: reuse, but store nothing."""
     lora: tuple[tuple[int, float], ...] | None = None
     """LoRA adapters, (id, scale), as the client named them; None: the server's choice."""
+
+    @property
+    def stores(self) -> bool:
+        """Whether anything of it may be kept."""
+        return self.cache_store and self.cache_prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,7 @@ class Timings:
     """From the start of work on the prompt to its last logits, restore included."""
     predicted_ms: float
     """From then to the last token."""
+    decision: Decision = "off"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,23 @@ class Keeper:
         chain, job = slot.chain, slot.job
         if chain is None or job is None or not self._ours(chain):
             return
-        if not (job.request.cache_store and job.request.cache_prompt):
+        if not job.request.stores:
             return
         size = self._engine.geometry.block_tokens
         for block in range(start // size, stop // size):
             at_end = boundary and (block + 1) * size == stop
             if self._cache.wants(chain, block, boundary=at_end):
                 self._keep_block(slot, chain, block, boundary=at_end)
+
+    def adopt(self, slot: Slot, live: int, *, unkept: bool) -> None:
+        """A request goes on from ``live`` tokens. Keep them, too, where the request that computed
+        them was to store nothing (``unkept``): what follows would hang on nothing.
+        """
+        stores = slot.job is not None and slot.job.request.stores
+        if unkept and live and stores:
+            whole = live % self._engine.geometry.block_tokens == 0
+            self.keep(slot, 0, live, boundary=whole)
+        slot.unkept = not stores
 
     def _keep_block(self, slot: Slot, chain: Chain, block: int, *, boundary: bool) -> None:
         try:

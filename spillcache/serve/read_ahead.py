@@ -5,6 +5,7 @@ back when the request leaves the queue, however it does.
 """
 
 from spillcache.chain import Chain
+from spillcache.serve.job import Decision
 from spillcache.serve.restorer import Restorer
 from spillcache.serve.slots import Job, Restore
 
@@ -27,14 +28,28 @@ class ReadAhead:
         """
         self.close()
         self._job = job
-        restore = restorer.begin(chain, live)
+        restore, _ = restorer.begin(chain, live, ahead=True)
         if restore is not None and not restore.stream.reads_disk:
             restore.close()
             restore = None
         self._restore = restore
 
-    def take(self, job: Job) -> Restore | None:
-        """``job`` got its slot: the restore that was begun for it, which is the caller's now."""
+    def restore(
+        self, job: Job, chain: Chain, live: int, restorer: Restorer | None
+    ) -> tuple[Restore | None, Decision]:
+        """``job`` got its slot: the restore that was begun for it, or another, or none if none is
+        worth it; and the decision. ``live``: what the engine could go on from instead.
+        """
+        ahead = self._taken(job)
+        if not job.reuses:
+            return None, "failed" if job.cold else "off"
+        if restorer is None:
+            return None, "live" if live else "off"
+        if ahead is not None:
+            return restorer.take_up(ahead, chain, live)
+        return restorer.begin(chain, live)
+
+    def _taken(self, job: Job) -> Restore | None:
         if self._job is not job:
             return None
         restore, self._job, self._restore = self._restore, None, None

@@ -11,7 +11,7 @@ from spillcache.chain import BlockHash, Chain
 from spillcache.config import KIB
 from spillcache.engine.base import Engine
 from spillcache.errors import EngineError, SpillcacheError, StateRejected, StoreError, StoreIOError
-from spillcache.serve.job import Tier
+from spillcache.serve.job import Decision, Tier
 from spillcache.serve.pace import RestorePace
 from spillcache.serve.slots import Restore
 
@@ -25,6 +25,8 @@ SLOWEST_BYTES_PER_S = 256 * KIB
 """A restore that takes longer than LATE_S and what its bytes take at this speed is ended, too,
 though each of its blocks was in time.
 """
+SLOW = "slow"
+"""Why tokens are computed that a tier holds: that is quicker."""
 ATTEMPTS = 3
 """The first and two more without what failed; then cold."""
 
@@ -36,26 +38,34 @@ class Restorer:
         self._engine = engine
         self._cache = cache
 
-    def begin(self, chain: Chain, live: int) -> Restore | None:
-        """A restore of more than ``live`` tokens, if the tiers hold that much."""
+    def begin(
+        self, chain: Chain, live: int, *, ahead: bool = False
+    ) -> tuple[Restore | None, Decision]:
+        """A restore of more than ``live`` tokens, if the tiers hold that much and it is worth
+        it; and the decision. ``ahead``: this is not the last word.
+        """
         size = self._engine.geometry.block_tokens
         if live >= self._engine.geometry.blocks_reusable(len(chain)) * size:
-            return None
-        match = self._cache.match(chain, above=live // size)
-        if match.blocks * size <= live:
+            return None, "live" if live else "miss"
+        match = self._cache.match(chain, above=live // size, live_tokens=live)
+        verdict = match.verdict
+        if not ahead:
+            self._cache.refused(verdict.tier, verdict.left(live, size), SLOW)
+        if not match.blocks:
             match.release()
-            return None
-        return self._open(match)
+            return None, "live" if verdict.word == "miss" and live else verdict.word
+        return self._open(match), verdict.word
 
     def _open(self, match: Match) -> Restore:
         now = time.monotonic()
-        return Restore(match, self._cache.restore(match), now, now, _deadline(match, now))
+        stream, deadline = self._cache.restore(match), _deadline(match, now)
+        return Restore(match, stream, now, now, deadline, decision=match.verdict.word)
 
-    def take_up(self, ahead: Restore, chain: Chain, live: int) -> Restore | None:
+    def take_up(self, ahead: Restore, chain: Chain, live: int) -> tuple[Restore | None, Decision]:
         """As ``begin``, for a prompt whose restore was begun while it waited for its slot: goes on
         with that, unless there is something better by now.
         """
-        match = self._cache.match(chain)
+        match = self._cache.match(chain, live_tokens=live)
         size = self._engine.geometry.block_tokens
         if match.blocks > ahead.match.blocks or ahead.match.blocks * size <= live:
             match.release()
@@ -64,7 +74,7 @@ class Restorer:
         match.release()
         ahead.started = ahead.last_block = now = time.monotonic()
         ahead.deadline = _deadline(ahead.match, now)
-        return ahead
+        return ahead, ahead.decision
 
     def advance(self, sequence: int, restore: Restore, pace: RestorePace | None) -> bool:
         """Import what is there; True when the restore is over, complete or given up (then cold).
@@ -74,6 +84,8 @@ class Restorer:
         """
         until = time.monotonic() + SLICE_S
         try:
+            if self._is_too_slow(sequence, restore):
+                return self._give_up(sequence, restore)
             while not restore.stream.done:
                 if pace is None and time.monotonic() >= until:
                     return False
@@ -92,7 +104,28 @@ class Restorer:
     def count(self, restore: Restore) -> None:
         """Count what was imported, once: when the restore ends, however it does."""
         restore.restored.update(self._cache.restored(restore.match, restore.blocks))
-        restore.blocks = 0
+        namespace = restore.match.chain.namespace.id
+        self._cache.judge.speeds.imported(namespace, restore.blocks, restore.import_s)
+        restore.blocks, restore.import_s = 0, 0.0
+
+    def _is_too_slow(self, sequence: int, restore: Restore) -> bool:
+        usable = restore.blocks if self._engine.restored(sequence) else 0
+        match, judge = restore.match, self._cache.judge
+        return judge.gives_up(match.chain.namespace.id, restore.stream, usable, match.blocks)
+
+    def _give_up(self, sequence: int, restore: Restore) -> bool:
+        """Go on from what has come so far, where the engine can; else from RAM alone, or cold."""
+        match, done = restore.match, restore.blocks
+        log.info("a restore is slower than computing: ended after %d of %d", done, match.blocks)
+        restore.close()
+        restore.decision = "gave_up"
+        lost = self.tokens_by_tier(restore)
+        self.count(restore)
+        if done and self._engine.restored(sequence):
+            match.steps = match.steps[:done]
+            self._count_lost(restore, lost, SLOW)
+            return True
+        return self._again(sequence, restore, lost, SLOW, disk=False)
 
     def _import_one(self, sequence: int, restore: Restore, pace: RestorePace | None) -> bool:
         block = restore.stream.take(SLICE_S if pace is None else 0.0)
@@ -105,10 +138,12 @@ class Restorer:
             restore.size += block.size
         finally:
             block.release()
+        took = time.monotonic() - now
         restore.last_block = now
         restore.blocks += 1
+        restore.import_s += took
         if pace is not None:
-            pace.took(time.monotonic() - now)
+            pace.took(took)
         return True
 
     def _check_late(self, restore: Restore, now: float) -> None:
@@ -127,28 +162,45 @@ class Restorer:
         """Clear, match again without the block that failed, at most twice; then cold."""
         log.warning("a restore stopped after %d blocks: %s", restore.blocks, error)
         restore.close()
-        self._engine.clear(sequence)
         step = restore.match.steps[min(restore.blocks, restore.match.blocks - 1)]
         restore.failed.add(step.hash)
         if isinstance(error, StateRejected):
             self._never_again(restore.match.chain, step.hash, error)
         lost = self.tokens_by_tier(restore)
         self.count(restore)
+        restore.decision = "failed"
+        return self._again(sequence, restore, lost, error.code)
+
+    def _again(
+        self,
+        sequence: int,
+        restore: Restore,
+        lost: dict[Tier, int],
+        reason: str,
+        *,
+        disk: bool = True,
+    ) -> bool:
+        """Clear, and begin anew with what is left; True where nothing is: cold. ``lost``: what was
+        aimed at before.
+        """
+        self._engine.clear(sequence)
         restore.size = 0
         restore.match.steps = []
-        match = self._match_again(restore)
+        match = self._match_again(restore, disk=disk)
         if match is not None:
+            if restore.decision == "failed":
+                restore.decision = "partial"
             restore.attempts += 1
             restore.match, restore.stream = match, self._cache.restore(match)
             restore.last_block = now = time.monotonic()
             restore.deadline = _deadline(match, now)
-        self._count_lost(restore, lost, error.code)
+        self._count_lost(restore, lost, reason)
         return match is None
 
-    def _match_again(self, restore: Restore) -> Match | None:
+    def _match_again(self, restore: Restore, *, disk: bool) -> Match | None:
         if restore.attempts >= ATTEMPTS:
             return None
-        match = self._cache.match(restore.match.chain, without=restore.failed)
+        match = self._cache.match(restore.match.chain, without=restore.failed, disk=disk)
         if not match.blocks:
             match.release()
             return None
@@ -166,6 +218,14 @@ class Restorer:
         """A block that the engine refuses would be refused at every retry."""
         self._cache.doubt([block])
         self._cache.condemn(chain.namespace, [block], str(error))
+
+    def prefilled(self, chain: Chain, start: int, stop: int, seconds: float) -> None:
+        """One call computed these tokens: what restores are compared with. A tail costs about as
+        much as a block, so it says nothing.
+        """
+        size = self._engine.geometry.block_tokens
+        if not start % size and not stop % size:
+            self._cache.judge.speeds.prefilled(chain.namespace.id, start, stop, seconds)
 
     def tokens_by_tier(self, restore: Restore) -> dict[Tier, int]:
         """Restored tokens by the tier that they came from; empty when it was given up."""

@@ -43,7 +43,7 @@ from spillcache.serve.prompt_plan import gives_logits, next_stop, takes_boundary
 from spillcache.serve.read_ahead import ReadAhead
 from spillcache.serve.restorer import Restorer
 from spillcache.serve.slot_choice import choose, take_live, usable_live
-from spillcache.serve.slots import Job, Phase, Restore, Slot
+from spillcache.serve.slots import Job, Phase, Slot
 from spillcache.serve.tally import Tally
 from spillcache.serve.trial import Trials
 
@@ -261,12 +261,15 @@ class Scheduler:
         engine, reuse = self._engine, job.reuses
         chain = self._chain(job)
         choice = choose(self._slots, chain, engine, reuse=reuse)
-        restore = self._begin_restore(job, chain, choice.live) if reuse else None
+        restore, decision = self._ahead.restore(job, chain, choice.live, self._restorer)
+        unkept = choice.source.unkept
         slot, live = (choice.oldest, 0) if restore is not None else (choice.slot, choice.live)
         if restore is not None:
             engine.clear(slot.index)
         elif not take_live(choice, engine):
-            live = 0
+            live, decision = 0, "miss"
+        if not job.answer:  # else it is taken up again, and this is no longer about the prompt
+            job.decision = decision
         slot.job, slot.chain, slot.last_use = job, chain, time.monotonic()
         slot.boundary, slot.restore = None, restore
         if restore is not None and not job.answer:
@@ -275,16 +278,10 @@ class Scheduler:
         slot.phase = Phase.PREFILL if restore is None else Phase.RESTORE
         self._metrics.active.set(self.busy())
         self._reserve(slot, len(chain))
+        if self._keeper is not None:
+            self._keeper.adopt(slot, live, unkept=unkept)
         if restore is None and not job.answer:
             job.count_cached({"live": live})
-
-    def _begin_restore(self, job: Job, chain: Chain, live: int) -> Restore | None:
-        if self._restorer is None:
-            return None
-        ahead = self._ahead.take(job)
-        if ahead is not None:
-            return self._restorer.take_up(ahead, chain, live)
-        return self._restorer.begin(chain, live)
 
     def _reserve(self, slot: Slot, tokens: int) -> None:
         """Clear idle slots, least recently used first, until the context has room for
@@ -323,6 +320,7 @@ class Scheduler:
         job.restore_s = time.monotonic() - restore.started
         job.count_cached(self._restorer.tokens_by_tier(restore))
         job.restored_bytes = restore.size
+        job.decision = restore.decision
 
     # Prefill.
 
@@ -350,6 +348,9 @@ class Scheduler:
             boundary = takes_boundary(stop, total, geometry)
             self._keeper.keep(slot, start, done, boundary=boundary)
         self._prefill_pace.took(time.monotonic() - began, stop - start)
+        if self._restorer is not None and not last:
+            # With the export, without which a GPU may not have done it yet.
+            self._restorer.prefilled(chain, start, stop, time.monotonic() - began)
         if last:
             self._prompt_done(slot)
 

@@ -261,6 +261,8 @@ class Service:
             disk = {"on": not cache.disk_reason, "reason": cache.disk_reason}
             store = self._store.describe()
             disk |= {name: store[name] for name in ("reads", "pinned_blocks")}
+            if limit := cache.write_limit():
+                disk["write_limit"] = limit
         ram: dict[str, object] = {"on": cache is not None, "reason": self._cache_off}
         if cache is not None:
             ram |= cache.status()

@@ -13,6 +13,7 @@ from spillcache.chain import BlockHash, Chain
 from spillcache.engine.base import AdapterScales, Sampler, Tokens
 from spillcache.serve.answer_text import AnswerText
 from spillcache.serve.job import (
+    Decision,
     DoneEvent,
     Event,
     FinishReason,
@@ -58,6 +59,8 @@ class Job:
         """Whether it may go on from what is held anywhere."""
         return self.request.cache_prompt and not self.cold
 
+    decision: Decision = "off"
+
     @property
     def tokens(self) -> Tokens:
         """The prompt and what has been answered: what a slot must hold to go on."""
@@ -90,6 +93,7 @@ class Job:
             refused=dict(self.refused),
             prompt_ms=1000 * (done - self.started),
             predicted_ms=1000 * (now - done),
+            decision=self.decision,
         )
         return DoneEvent(rest, reason, self.text.stopped, usage, timings)
 
@@ -127,6 +131,9 @@ class Restore:
     """Tokens imported, in all attempts."""
     refused: Counter[str] = field(default_factory=Counter)
     """Tokens that were given up, by the reason's code."""
+    import_s: float = 0.0
+    """What importing them took, without waiting for them."""
+    decision: Decision = "restore"
 
     def close(self) -> None:
         """Stop reading; the stream releases the match."""
@@ -147,6 +154,8 @@ class Slot:
     last_use: float = 0.0
     on_trial: int = 0
     """Restored blocks in the sequence that have not given logits yet: see ``trial``."""
+    unkept: bool = False
+    """Whether a request that stores nothing computed some of it, so that the tiers lack it."""
 
     def keep_boundary(self, block: int, state: BlockState) -> None:
         """Copy the boundary at the end of ``block``, in place of an earlier one."""

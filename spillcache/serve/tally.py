@@ -26,6 +26,7 @@ class Tally:
 
     def prompt(self, job: Job) -> None:
         """A prompt is done: count its tokens by where their state came from."""
+        self._metrics.decisions.labels(job.decision).inc()
         for tier, count in job.cached.items():
             self._metrics.prompt_tokens.labels(tier).inc(count)
         computed = len(job.request.tokens) - sum(job.cached.values())

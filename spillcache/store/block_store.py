@@ -5,18 +5,20 @@ streams verified payloads. Nothing that this room does is needed for a right ans
 is computed again.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from blake3 import blake3
 
 from spillcache.chain import BlockHash
-from spillcache.config import MIB, StoreConfig
+from spillcache.config import KIB, MIB, StoreConfig
 from spillcache.errors import StoreIndexError
 from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace
 from spillcache.state import Part
+from spillcache.store.catalog import Catalog
+from spillcache.store.disk_speed import read_speed
 from spillcache.store.files import Files, store_error
 from spillcache.store.found import Found
 from spillcache.store.gc import Plan, collect, plan
@@ -26,6 +28,7 @@ from spillcache.store.opened import OpenStore, acquire, index_of, release
 from spillcache.store.pins import Pin
 from spillcache.store.progress import Progress, Stop, never, no_progress
 from spillcache.store.purge import Purged, discard, purge, remove
+from spillcache.store.read_meter import Reading
 from spillcache.store.reader import Failure, Payload, ReadAhead
 from spillcache.store.repair import RepairReport, repair
 from spillcache.store.room import Limits
@@ -59,6 +62,7 @@ __all__ = [
 ]
 
 _MAX_NOTE_KEY_BYTES = 480
+_PROBE_BYTES = 256 * KIB
 
 
 class BlockStore:
@@ -185,6 +189,7 @@ class BlockStore:
             memory_bytes=memory_bytes,
             stop=stop,
             cipher=store.cipher,
+            meter=store.meter,
         )
         try:
             for item in ahead:
@@ -206,6 +211,17 @@ class BlockStore:
         """
         return discard(self._store(), namespace_id, blocks, reason)
 
+    def reading(self) -> Reading:
+        """What ``read`` has read so far, in this process, and in how much time."""
+        return self._store().meter.read()
+
+    def read_speed(self) -> float | None:
+        """Read a little of what is there, past the page cache: bytes per second, None if there is
+        too little to tell. Takes a fraction of a second, longer on a slow disk.
+        """
+        store = self._store()
+        return read_speed(store.location.segments, store.files, store.pool, _PROBE_BYTES)
+
     def touch(self, namespace_id: bytes, block: BlockHash, window_blocks: int = 1) -> None:
         """Note that a prefix that ends with ``block`` was used: its parts, and the last
         ``window_blocks`` windows.
@@ -222,7 +238,20 @@ class BlockStore:
 
     def set_note(self, key: str, value: bytes) -> None:
         """Remember a small fact, such as a model file's digest, durably."""
-        self._store().index.write(lambda catalog: catalog.set_note(_note_key(key), value))
+        self.change_note(key, lambda _: value)
+
+    def change_note(self, key: str, change: Callable[[bytes | None], bytes]) -> bytes:
+        """Replace a small fact by what ``change`` makes of it, durably, in one transaction: other
+        processes see it before or after. The new one.
+        """
+        raw = _note_key(key)
+
+        def work(catalog: Catalog) -> bytes:
+            value = change(catalog.note(raw))
+            catalog.set_note(raw, value)
+            return value
+
+        return self._store().index.write(work)
 
     def namespaces(self) -> list[NamespaceInfo]:
         """All namespaces, the most recently used first."""

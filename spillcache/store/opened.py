@@ -6,7 +6,7 @@ import logging
 import os
 from pathlib import Path
 
-from spillcache.config import MIB, StoreConfig, expanded
+from spillcache.config import MIB, StoreConfig, expanded, format_size
 from spillcache.errors import CorruptBlock, ObjectMissing, StoreError, StoreIndexError, StoreIOError
 from spillcache.metrics import Metrics
 from spillcache.store.appender import Appender
@@ -30,12 +30,14 @@ from spillcache.store.location import (
 from spillcache.store.pins import Pins
 from spillcache.store.progress import Progress, no_progress
 from spillcache.store.quarantine import Quarantine, quarantine_bytes
+from spillcache.store.read_meter import ReadMeter
 from spillcache.store.reader import Failure, ReadAhead
 from spillcache.store.rebuild import Rebuild
 from spillcache.store.room import Limits, Room
 from spillcache.store.rows import Entry
 from spillcache.store.segments import Segments, segment_bytes
 from spillcache.store.tenancy import Tenancy
+from spillcache.store.throttle import ThrottledFiles
 from spillcache.store.touches import Touches, apply
 from spillcache.store.view import LIMITS_NOTE, directory_bytes, noted_limits, opening, pack_limits
 from spillcache.store.writer import Writer
@@ -98,6 +100,8 @@ class OpenStore:
         location, files, metrics = self.location, self.files, self.metrics
         self.pool = BufferPool(_POOL_BYTES)
         self.pins = Pins()
+        self.meter = ReadMeter()
+        """Of what ``BlockStore.read`` reads."""
         self.touched = Touches()
         self.segments = Segments(location.segments, files, self.index)
         self.quarantine = Quarantine(location.quarantine, quarantine_bytes(location.quota_bytes))
@@ -370,7 +374,7 @@ def acquire(
         identity = _identity(location.path)
         store = _open.get(identity)
         if store is None or store.pid != os.getpid():
-            store = _enter(config, metrics, files or Files(direct=config.direct_io), care)
+            store = _enter(config, metrics, files or _files(config), care)
             if care is None:
                 store.note_limits(config)
             _open[identity] = store
@@ -396,6 +400,13 @@ def _enter(
     except BaseException:
         tenancy.end()
         raise
+
+
+def _files(config: StoreConfig) -> Files:
+    if config.throttle_bytes_s is None:
+        return Files(direct=config.direct_io)
+    log.warning("reads are throttled to %s per second", format_size(config.throttle_bytes_s))
+    return ThrottledFiles(config.throttle_bytes_s, direct=config.direct_io)
 
 
 def release(store: OpenStore) -> None:

@@ -30,6 +30,7 @@ from spillcache.store.format import (
     bound_bytes,
     padded,
 )
+from spillcache.store.read_meter import ReadMeter
 from spillcache.store.record import check_tokens, verify
 from spillcache.store.rows import Entry
 
@@ -215,8 +216,10 @@ class ReadAhead:
         memory_bytes: int,
         stop: Callable[[], bool],
         cipher: Cipher | None = None,
+        meter: ReadMeter | None = None,
     ) -> None:
         self._runs = plan_runs(entries)
+        self._meter = meter or ReadMeter()
         self._files = files
         self._path_of = path_of
         self._pool = pool
@@ -378,11 +381,17 @@ class ReadAhead:
 
     def _fetch(self, run: Run, lease: _Lease) -> tuple[AlignedBuffer, int]:
         """Read a run's bytes: where they are, and how many came."""
-        fd = self._fd(run.segment)
-        # Never allocate for more than is there, whatever the index says.
-        length = max(min(run.end, padded(self._files.size(fd))) - run.start, 0)
-        buffer = lease.take(length)
-        return buffer, read_fully(self._files, fd, buffer.view[:length], run.start)
+        asked, count = run.end - run.start, 0
+        self._meter.began(asked)
+        try:
+            fd = self._fd(run.segment)
+            # Never allocate for more than is there, whatever the index says.
+            length = max(min(run.end, padded(self._files.size(fd))) - run.start, 0)
+            buffer = lease.take(length)
+            count = read_fully(self._files, fd, buffer.view[:length], run.start)
+        finally:
+            self._meter.ended(asked, count)
+        return buffer, count
 
     def _verified(
         self, run: Run, lease: _Lease, buffer: AlignedBuffer, count: int

@@ -3,7 +3,13 @@ from pathlib import Path
 import pytest
 
 from spillcache.cli import bench_report
-from spillcache.cli.bench_report import format_ms, format_speedup, print_table, small_print
+from spillcache.cli.bench_report import (
+    format_ms,
+    format_speedup,
+    print_table,
+    print_throttled,
+    small_print,
+)
 
 ROW = {
     "prompt_tokens": 8192,
@@ -25,6 +31,7 @@ def test_the_table_has_seconds_medians_and_a_legend(capsys: pytest.CaptureFixtur
         repeat=5,
         answer_tokens=32,
         page_cache="bypassed",
+        even={"tokens": 300, "is": "interpolated"},
     )
     out = capsys.readouterr().out
     assert "Time to the first token, tiny (median of 5)" in out
@@ -36,6 +43,7 @@ def test_the_table_has_seconds_medians_and_a_legend(capsys: pytest.CaptureFixtur
     assert "page cache: bypassed" in out
     assert "medians of 5, but for cold" in out
     assert max(len(line) for line in out.splitlines()) <= 100
+    assert "Disk is quicker than computing from about 300 tokens on." in out
 
 
 @pytest.mark.parametrize(
@@ -60,3 +68,42 @@ def test_the_small_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert bench_report._cpu(tmp_path / "none") == facts["machine"]
     monkeypatch.delattr("os.sched_getaffinity")
     assert bench_report._cpus() >= 1
+
+
+@pytest.mark.parametrize(
+    ("even", "says"),
+    [
+        ({"tokens": 512, "is": "at most"}, "from at most 512 tokens on"),
+        ({"tokens": None, "is": "more than the longest"}, "at none of these lengths"),
+    ],
+)
+def test_where_disk_begins_to_pay(
+    capsys: pytest.CaptureFixture[str], even: dict[str, object], says: str
+) -> None:
+    print_table([ROW], model="m", repeat=1, answer_tokens=1, page_cache="", even=even)
+    assert says in capsys.readouterr().out
+
+
+def test_the_table_of_slow_disks(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {
+        "prompt_tokens": 8192,
+        "mb_s": 0.5,
+        "cold_ttft_ms": 10_440.0,
+        "full_restore_ms": 66_000.0,
+        "full_restore_is": "computed",
+        "first_ttft_ms": 12_000.0,
+        "cached_ttft_ms": 10_500.0,
+        "decisions": ["compute"],
+        "ratio": 1.006,
+        "same_tokens": True,
+    }
+    measured = {**row, "full_restore_is": "measured", "same_tokens": False}
+    print_throttled([row, measured], model="tiny", repeat=3)
+    out = capsys.readouterr().out
+    order = [
+        out.index(t) for t in ("0.5 MB/s", "10.44 s", "66.00 s*", "12.00 s", "compute", "1.01")
+    ]
+    assert order == sorted(order)
+    assert out.count("66.00 s*") == 1
+    assert "DIFFERENT" in out
+    assert "medians of 3" in out

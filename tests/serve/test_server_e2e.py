@@ -29,7 +29,8 @@ class Server:
         self.log = log
         with open(log, "w") as file:
             self.process = subprocess.Popen(
-                [*command, "-c", "4096", "--threads", "1", *flags], stderr=file
+                [*command, "-c", "4096", "--threads", "1", "--cache-restore", "always", *flags],
+                stderr=file,
             )
         try:
             assert wait_until(lambda: self._url() or self.process.poll() is not None, 60)
@@ -237,3 +238,38 @@ def test_a_model_that_is_none(tmp_path, content):
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("spillcache: error: ")
+
+
+def test_what_requests_say_of_the_cache_holds_across_a_restart(gguf_model, tmp_path):
+    """Nothing of ``cache_store: false`` and ``cache_prompt: false``, nor of a prompt under
+    ``--cache-min-tokens``.
+    """
+    asked = {
+        "kept": (300, {}),
+        "not stored": (300, {"cache_store": False}),
+        "not cached": (300, {"cache_prompt": False}),
+        "short": (127, {}),
+        "just long enough": (129, {}),
+    }
+    bodies = {
+        name: {"prompt": [2, 100 + i, *range(10, tokens + 8)], "max_tokens": 1, "temperature": 0}
+        for i, (name, (tokens, _)) in enumerate(asked.items())
+    }
+
+    def found(server, name, **extra):
+        timings = server.http.post("/v1/completions", json=bodies[name] | extra).json()["timings"]
+        return timings["cache"], timings["cache_decision"]
+
+    arguments = (gguf_model("llama"), tmp_path / "log", "--cache-disk", str(tmp_path / "d"))
+    with running(*arguments) as server:
+        for name, (_, extra) in asked.items():
+            assert found(server, name, **extra)[0] == {"live": 0, "ram": 0, "disk": 0}
+        assert server.stop() == 0
+    with running(*arguments) as server:
+        off = found(server, "kept", cache_prompt=False)
+        assert off == ({"live": 0, "ram": 0, "disk": 0}, "off")
+    with running(*arguments) as server:
+        disk = {name: found(server, name, cache_store=False)[0]["disk"] for name in asked}
+    assert disk == {
+        "kept": 256, "not stored": 0, "not cached": 0, "short": 0, "just long enough": 128,
+    }  # fmt: skip

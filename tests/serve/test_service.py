@@ -30,7 +30,7 @@ from spillcache.store.block_store import BlockStore
 def settings(model: Path, disk: Path | None, **cache: Any) -> Settings:
     return Settings(
         engine=EngineConfig(model, context_tokens=2048, threads=2),
-        cache=CacheConfig(**{"ram_bytes": 256 * MIB} | cache),
+        cache=CacheConfig(**{"ram_bytes": 256 * MIB, "restore": "always"} | cache),
         store=StoreConfig(disk, quota_bytes=256 * MIB, min_free_bytes=0) if disk else None,
     )
 
