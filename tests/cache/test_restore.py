@@ -1,3 +1,4 @@
+import gc
 import logging
 import threading
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from spillcache.chain import Chain
 from spillcache.config import MIB
 from spillcache.errors import CorruptBlock, ObjectMissing, SpillcacheError, StoreIOError
 from spillcache.state import Part
+from spillcache.store import reader
+from spillcache.store.buffers import AlignedBuffer
 
 K, W = Part.KV, Part.WINDOW
 
@@ -286,3 +289,35 @@ def test_a_close_does_not_wait_for_a_disk_that_hangs(
     assert stream.join(10)
     assert ended == [1]
     assert store.unreleased == 0
+
+
+def test_memory_of_a_read_that_hung_is_free_when_it_comes_back(
+    store: WatchedStore,
+    files: FaultyFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(reader, "_JOIN_S", 0.05)
+    c, go = chain(3), threading.Event()
+    store.put(c.namespace, objects(c))
+    assert store._opened is not None
+    pool = store._opened.pool
+
+    def in_use() -> int:
+        gc.collect()
+        free = {id(buffer) for buffer in pool._free}
+        buffers = [each for each in gc.get_objects() if isinstance(each, AlignedBuffer)]
+        return sum(id(buffer) not in free for buffer in buffers)
+
+    before = in_use()
+    files.before_read = lambda: wait(go)
+    stream = RestoreStream(steps(store, c), store, fail)
+    eventually(lambda: files.reads > 0)
+    with caplog.at_level(logging.ERROR):
+        stream.close()
+        assert stream.join(10), "it is not waited for"
+    assert "hangs in a read" in caplog.text
+    assert in_use() > before
+    go.set()
+    eventually(lambda: not our_threads())
+    assert in_use() == before
