@@ -22,6 +22,14 @@ class RestorePace:
         self._credit = 0.0
         self._block = 0.0
         """What a block takes."""
+        self._rested = False
+
+    def rests(self, wanted: bool) -> bool:
+        """Whether a step goes without restores because it has another pause in it; never two steps
+        in a row.
+        """
+        self._rested = wanted and not self._rested
+        return self._rested
 
     def others_took(self, seconds: float) -> None:
         """The rest of a step is done. What is not used is not saved up, beyond one block."""

@@ -301,11 +301,19 @@ class Scheduler:
 
     def _restore_all(self) -> None:
         restoring = self._in(Phase.RESTORE)
+        if not restoring or self._restore_pace.rests(self._copies_out()):
+            return
         alone = not self._in(Phase.PREFILL) and not self._in(Phase.DECODE)
         pace = None if alone else self._restore_pace
         # Who waited longest comes first, for the first may use up what all of them have.
         for slot in sorted(restoring, key=lambda s: s.restore.last_block if s.restore else 0.0):
             self._restore_slice(slot, pace)
+
+    def _copies_out(self) -> bool:
+        """Whether this step completes a block of an answer: to copy it out is pause enough."""
+        size = self._engine.geometry.block_tokens
+        ends = (self._engine.length(slot.index) + 1 for slot in self._in(Phase.DECODE))
+        return self._keeper is not None and any(end % size == 0 for end in ends)
 
     def _restore_slice(self, slot: Slot, pace: RestorePace | None) -> None:
         restore, job = slot.restore, slot.job

@@ -42,6 +42,13 @@ def test_what_was_not_used_is_not_saved_up() -> None:
     assert run(pace, 0.001, steps=1) == [pytest.approx(RESTORE_SHARE * STEP)]
 
 
+def test_a_step_may_go_without_but_not_two_in_a_row() -> None:
+    pace = RestorePace()
+    assert [pace.rests(True) for _ in range(4)] == [True, False, True, False]
+    assert not pace.rests(False)
+    assert pace.rests(True)
+
+
 def test_one_slow_block_does_not_stop_what_follows() -> None:
     pace = RestorePace()
     pace.took(0.2)
