@@ -27,6 +27,7 @@ from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace
 from spillcache.serve.adapters import Adapters, Namespaces, by_adapters
 from spillcache.serve.answer_text import AnswerText
+from spillcache.serve.context_room import fits, gives_way, to_clear
 from spillcache.serve.job import (
     ErrorEvent,
     FinishReason,
@@ -224,15 +225,8 @@ class Scheduler:
                 raise
 
     def _next_fits(self) -> bool:
-        """Whether the next prompt, and a block's growth of every answer, fit beside what runs."""
         job = self._queue.head
-        chains = [slot.chain for slot in self._slots if slot.job is not None and slot.chain]
-        if job is None or not chains:
-            return True
-        growth = (len(chains) + 1) * self._engine.geometry.block_tokens
-        held = sum(len(chain) for chain in chains)
-        tokens = len(job.request.tokens) + len(job.answer)
-        return held + tokens + growth <= self._engine.limits.context_tokens
+        return job is None or fits(job, self._slots, self._engine)
 
     def _read_ahead(self) -> None:
         """While the next request waits, read what it will need from disk."""
@@ -277,25 +271,12 @@ class Scheduler:
         self._trials.inherit(slot, choice.source, live)
         slot.phase = Phase.PREFILL if restore is None else Phase.RESTORE
         self._metrics.active.set(self.busy())
-        self._reserve(slot, len(chain))
+        for idle in to_clear(slot, len(chain), self._slots, engine):
+            self._forget(idle)
         if self._keeper is not None:
             self._keeper.adopt(slot, live, unkept=unkept)
         if restore is None and not job.answer:
             job.count_cached({"live": live})
-
-    def _reserve(self, slot: Slot, tokens: int) -> None:
-        """Clear idle slots, least recently used first, until the context has room for
-        ``tokens``.
-        """
-        others = [s for s in self._slots if s is not slot and self._engine.length(s.index)]
-        room = self._engine.limits.context_tokens - tokens
-        held = sum(self._engine.length(s.index) for s in others)
-        for other in sorted(others, key=lambda s: s.last_use):
-            if held <= room:
-                return
-            if other.phase is Phase.IDLE:
-                held -= self._engine.length(other.index)
-                self._forget(other)
 
     # Restore.
 
@@ -469,15 +450,14 @@ class Scheduler:
         return True
 
     def _make_room(self, keep: list[Slot]) -> bool:
-        """Clear the least recently used idle slot, or else preempt the youngest other request."""
-        idle = [s for s in self._in(Phase.IDLE) if self._engine.length(s.index)]
-        if idle:
-            self._forget(min(idle, key=lambda slot: slot.last_use))
-            return True
-        busy = [s for s in self._slots if s.job is not None and (s not in keep or len(keep) > 1)]
-        if not busy:
+        """Clear an idle slot, or else preempt a request."""
+        slot = gives_way(keep, self._slots, self._engine)
+        if slot is None:
             return False
-        self._preempt(max(busy, key=lambda slot: slot.job.started if slot.job else 0.0))
+        if slot.job is None:
+            self._forget(slot)
+        else:
+            self._preempt(slot)
         return True
 
     def _preempt(self, slot: Slot) -> None:
