@@ -209,6 +209,24 @@ def test_a_restart_answers_from_disk(gguf_model, tmp_path):
     assert timings["restored_bytes"] > 0
 
 
+def test_what_was_flushed_outlives_a_kill(gguf_model, tmp_path):
+    flags = ("--cache-disk", str(tmp_path / "cache"), "--cache-disk-min-free", "0")
+    arguments = (gguf_model("llama"), tmp_path / "stderr", *flags, "--cache-restore", "always")
+    with running(*arguments) as server:
+        cold = server.ai.chat.completions.create(model="x", messages=LONG, **GREEDY)
+        flushed = server.http.post("/cache/flush").json()
+        assert flushed["durable"]
+        assert flushed["blocks"] >= cold.usage.prompt_tokens // 64
+        assert server.metric("spillcache_unsaved_blocks") == 0
+        assert server.metric("spillcache_disk_up") == 1
+        server.kill()
+    with running(*arguments) as server:
+        warm = server.ai.chat.completions.create(model="x", messages=LONG, **GREEDY)
+        assert warm.timings["cache"]["disk"] >= warm.usage.prompt_tokens - 64
+        assert warm.timings["restored"]["disk"] >= warm.timings["cache"]["disk"]
+        assert warm.choices[0].message.content == cold.choices[0].message.content
+
+
 def test_sigterm_within_a_stream(gguf_model, tmp_path):
     """The answer goes on within the drain time; then it is cut, by an error and not by a reset."""
     with running(gguf_model("llama", n_ctx=1 << 20), tmp_path / "stderr", "-c", "65536") as server:

@@ -20,6 +20,7 @@ from spillcache.errors import (
     NotReady,
     StoreFormatError,
     StoreIndexError,
+    Unsupported,
 )
 from spillcache.serve import service as module
 from spillcache.serve.job import Event, GenerationRequest
@@ -162,6 +163,31 @@ def test_ram_without_disk_and_neither(gguf_model: ModelShelf) -> None:
         run.answer(prompt(300))
         assert run.answer(prompt(300)).cached == {"live": 256}
         assert run.health["cache"]["ram"]["on"] is False
+
+
+def test_a_flush_makes_what_was_answered_durable(gguf_model: ModelShelf, tmp_path: Path) -> None:
+    with Running(settings(gguf_model("llama"), tmp_path / "d")) as run:
+        run.answer(prompt(700), 1)
+        flushed = run.service.flush(60)
+        assert (flushed.blocks, flushed.left, flushed.complete) == (10, 0, True)
+        assert run.health["cache"]["ram"]["unsaved_blocks"] == 0
+
+
+def test_where_a_flush_has_nowhere_to_go_it_says_so(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = gguf_model("llama")
+    with pytest.raises(NotReady, match="Loading"):
+        Service(settings(model, tmp_path / "d")).flush(1)
+    with Running(settings(model, None)) as run, pytest.raises(Unsupported, match="--cache-disk"):
+        run.service.flush(1)
+    chosen = settings(model, tmp_path / "d", spill_on=frozenset({"shutdown"}))
+    with Running(chosen) as run, pytest.raises(Unsupported, match="leaves out flush"):
+        run.service.flush(1)
+    verdict = SelfTest(False, False, "it lies")
+    monkeypatch.setattr(LlamaEngine, "self_test", lambda _: verdict)
+    with Running(settings(model, tmp_path / "e")) as run, pytest.raises(NotReady, match="it lies"):
+        run.service.flush(1)
 
 
 def test_what_fails_to_load_is_said(tmp_path: Path) -> None:
