@@ -3,15 +3,23 @@
 import queue
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from models import ModelShelf
+from models import ModelShelf, write_adapter
 from stack import GREEDY, Answer, collect, prompt
 
-from spillcache.config import MIB, CacheConfig, EngineConfig, Settings, StoreConfig
+from spillcache.config import (
+    MIB,
+    AdapterFile,
+    CacheConfig,
+    EngineConfig,
+    Settings,
+    StoreConfig,
+)
 from spillcache.engine.base import SelfTest
 from spillcache.engine.llama_engine import LlamaEngine
 from spillcache.errors import (
@@ -62,6 +70,33 @@ class Running:
     @property
     def health(self) -> Any:
         return self.service.health()
+
+
+def test_adapters_are_the_schedulers_and_a_bad_one_fails_the_start(
+    gguf_model: ModelShelf, tmp_path: Path
+) -> None:
+    path = tmp_path / "adapter.gguf"
+    write_adapter(path, 1)
+    config = settings(gguf_model("llama"), tmp_path / "d")
+    config = replace(config, engine=replace(config.engine, adapters=(AdapterFile(path, 0.5),)))
+    with pytest.raises(NotReady):
+        _ = Service(config).adapters
+    with Running(config) as run:
+        listed = run.service.adapters.listed()
+        assert listed == [{"id": 0, "path": "adapter.gguf", "scale": 0.5}]
+        applied = run.answer(prompt(200))
+        run.service.adapters.set_default([])
+        assert run.answer(prompt(200)).cached == {}
+    with Running(config) as run:
+        again = run.answer(prompt(200))
+        assert sum(again.cached.values()) >= 192
+        assert again.tokens == applied.tokens
+    path.write_bytes(b"GGUF and no more")
+    broken = Service(config)
+    broken.start()
+    assert not broken.wait_loaded(60)
+    assert "can't load the adapter" in str(broken.failure)
+    broken.stop(lambda _: None)
 
 
 def test_a_restart_answers_from_disk_and_trusts_the_first_self_test(
