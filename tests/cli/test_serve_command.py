@@ -60,7 +60,8 @@ def test_long_flags(cli: Any, model: str, served: list[Settings], tmp_path: Path
         "--chat-template chatml --host ::1 --port 0 --api-key secret --alias name "
         "--log-level debug --cache-ram 0 --cache-min-tokens 64 --cache-namespace blue "
         "--cache-disk-size 2GiB --cache-disk-min-free 512M --cache-disk-codec zstd "
-        "--cache-max-age 30d --cache-spill-on shutdown,flush"
+        "--cache-max-age 30d --cache-spill-on shutdown,flush --cache-restore always "
+        "--cache-disk-write-limit 200GiB/day --cache-disk-throttle 5M"
     )
     disk = tmp_path / "cache"
     assert cli("serve", "--model", model, "--cache-disk", str(disk), *line.split()).code == 7
@@ -80,6 +81,9 @@ def test_long_flags(cli: Any, model: str, served: list[Settings], tmp_path: Path
     assert settings.store.min_free_bytes == 512 * MIB
     assert settings.store.codec == "zstd"
     assert settings.store.max_age_s == 30 * 86400
+    assert settings.store.throttle_bytes_s == 5 * MIB
+    assert settings.cache.restore == "always"
+    assert settings.cache.write_limit_bytes_day == 200 * GIB
 
 
 def test_a_disk_without_more_keeps_what_the_store_has(
@@ -132,6 +136,11 @@ def test_variables_are_llama_servers_and_flags_win(
         ("--cache-disk-min-free 1GiB", "--cache-disk-min-free needs --cache-disk"),
         ("--cache-disk-codec raw", "--cache-disk-codec needs --cache-disk"),
         ("--cache-max-age 1d", "--cache-max-age needs --cache-disk"),
+        ("--cache-disk-throttle 5M", "--cache-disk-throttle needs --cache-disk"),
+        ("--cache-disk d --cache-disk-throttle 0", "--cache-disk-throttle: 0 would never end"),
+        ("--cache-disk-write-limit 1G/day", "--cache-disk-write-limit needs --cache-disk"),
+        ("--cache-disk d --cache-disk-write-limit 1G/week", "is not per day"),
+        ("--cache-disk d --cache-disk-write-limit much", "'much' is not a size"),
         ("--cache-disk d --cache-max-age old", "--cache-max-age: 'old' is not an age"),
         ("--cache-disk d --cache-disk-size big", "--cache-disk-size: 'big' is not a size"),
         ("--cache-disk d --cache-disk-min-free -1", "--cache-disk-min-free: '-1' is not a size"),

@@ -131,6 +131,16 @@ def test_a_server_is_asked(cli: Any, directory: Path, server: Server) -> None:
     assert "Loading model; disk tier off: not said" in cli(*words).out
 
 
+def test_a_servers_write_limit_is_said(cli: Any, directory: Path, server: Server) -> None:
+    BlockStore.open(config(directory)).close()
+    words = ("status", str(directory), "--url", server.url)
+    limit = {"bytes_day": 2 << 30, "written_bytes": 1 << 30, "reached": False}
+    server.health["cache"]["disk"] = {"on": True, "write_limit": limit}
+    assert "written within a day: 1.0 GiB of 2.0 GiB\n" in cli(*words).out
+    limit["reached"] = True
+    assert "of 2.0 GiB; nothing more is written for now\n" in cli(*words).out
+
+
 def test_a_server_with_a_key(cli: Any, directory: Path, server: Server) -> None:
     BlockStore.open(config(directory)).close()
     server.key = "secret"
