@@ -8,7 +8,7 @@ from spillcache.cache.probe import EVERY_S as PROBE_EVERY_S
 from spillcache.cache.probe import Probe
 from spillcache.cache.restore import RestoreStream
 from spillcache.cache.speeds import Speeds
-from spillcache.cache.worth import Verdict, choose, disk_bytes_of, gives_up, most_bytes_s
+from spillcache.cache.worth import Verdict, bytes_s_of, choose, disk_bytes_of, gives_up
 from spillcache.config import RestoreWhen
 from spillcache.errors import StoreError
 from spillcache.state import Geometry, Part
@@ -67,7 +67,7 @@ class Judge:
             return False
         size = self._geometry.block_tokens
         compute_s = self.speeds.prefill_s(namespace_id, usable_blocks * size, blocks * size)
-        bytes_s = most_bytes_s(self._store.reading().since(stream.began))
+        bytes_s = bytes_s_of(self._store.reading().since(stream.began))
         if compute_s is None or bytes_s is None:
             return False
         if not gives_up(stream.left_bytes, bytes_s, compute_s):

@@ -111,16 +111,18 @@ def choose(
     return Verdict("compute", 0, held, size, restore_s, compute_s)
 
 
-def most_bytes_s(pace: Reading) -> float | None:
-    """The most that the disk can be giving, from what was read and how long that has taken; None
-    before anything can be told.
+def bytes_s_of(pace: Reading) -> float | None:
+    """What the disk gives, from what was read and how long that has taken; None before anything
+    can be told.
 
-    What is under way counts as if it came at once: a disk that is only slow to begin has its
-    chance.
+    Before the first read is over, what is under way counts as if it came at once: a disk that is
+    only slow to begin has its chance. Then half of it does, for reads are as likely to have just
+    begun as to be nearly done.
     """
     if pace.busy_s <= 0:
         return None
-    return (pace.done_bytes + pace.under_way_bytes) / pace.busy_s
+    under_way = pace.under_way_bytes / 2 if pace.done_bytes else pace.under_way_bytes
+    return (pace.done_bytes + under_way) / pace.busy_s
 
 
 def gives_up(left_bytes: int, bytes_s: float, compute_s: float) -> bool:

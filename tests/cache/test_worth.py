@@ -11,10 +11,10 @@ from spillcache.cache.policy import prefixes
 from spillcache.cache.worth import (
     LEAST_GAIN_S,
     Verdict,
+    bytes_s_of,
     choose,
     disk_bytes_of,
     gives_up,
-    most_bytes_s,
 )
 from spillcache.state import Geometry, Part
 from spillcache.store.read_meter import Reading
@@ -204,10 +204,10 @@ def test_no_other_prefix_would_have_been_quicker(
 )
 def test_a_restore_that_turns_out_slow_is_given_up(left: int, pace: Reading, ends: bool) -> None:
     """Of 33 MB, against ten seconds of computing."""
-    bytes_s = most_bytes_s(pace)
+    bytes_s = bytes_s_of(pace)
     assert bytes_s is not None
     assert gives_up(left, bytes_s, 10.0) is ends
 
 
 def test_before_the_first_read_there_is_nothing_to_tell() -> None:
-    assert most_bytes_s(Reading(0, 0.0, 0)) is None
+    assert bytes_s_of(Reading(0, 0.0, 0)) is None
