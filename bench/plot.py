@@ -34,14 +34,18 @@ def bars(
 
 
 def lines(
-    path: Path, title: str, axis: str, series: Mapping[str, Sequence[tuple[float, float]]]
+    path: Path,
+    title: str,
+    axis: str,
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    across: str = "seconds",
 ) -> None:
-    """A PNG with a line of (seconds, value) for each series."""
+    """A PNG with a line of (``across``, value) for each series."""
     figure, axes = _figure(title, axis, 7.2)
     for number, (label, points) in enumerate(series.items()):
         xs, ys = [x for x, _ in points], [y for _, y in points]
         axes.plot(xs, ys, label=label, color=_COLOURS[number % len(_COLOURS)], linewidth=1)
-    axes.set_xlabel("seconds", fontsize=9)
+    axes.set_xlabel(across, fontsize=9)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, format="png")

@@ -283,6 +283,7 @@ class PrefixCache:
         restored, whatever becomes of them. Their tokens by tier.
         """
         steps = match.steps[:blocks]
+        self._count_pause(steps)
         if blocks == match.blocks and any(step.disk for step in steps):
             self._breaker.worked("read")
         tokens: Counter[Source] = Counter()
@@ -295,6 +296,14 @@ class PrefixCache:
         self._metrics.restored_bytes.labels("ram").inc(ram)
         self._metrics.restored_bytes.labels("disk").inc(disk)
         return dict(tokens)
+
+    def _count_pause(self, steps: Sequence[Step]) -> None:
+        """How long the disk had these blocks until they were used again."""
+        last = max((e.last_use for e in steps[-1].disk.values()), default=0) if steps else 0
+        pause_s = time.time() - last / 1e9
+        if last and pause_s > 0:  # else the order has them ahead of their use
+            with self._lock:
+                self._ram.order.pause.after(pause_s, len(steps))
 
     def refused(self, tier: Source, tokens: int, reason: str) -> None:
         """Count tokens that a tier held and that are computed all the same."""
@@ -378,13 +387,18 @@ class PrefixCache:
         """Count a use of a whole conversation, when its turn is over: it is the last to be
         evicted.
         """
+        hashes = chain.hashes
         with self._lock:
-            self._ram.touch(chain.hashes, time.monotonic())
-        if self._store is None or not chain.hashes:
+            reused = self._ram.touch(hashes, time.monotonic())
+            ahead_s = self._ram.order.pause.ahead_s
+        if self._store is None or not hashes:
             return
         windows = max(1, self.geometry.window_blocks)
+        # What was used before stays longer: the deepest such block, for all before it.
+        ends = {len(hashes): 0.0} | ({reused: ahead_s} if reused else {})
         try:
-            self._store.touch(chain.namespace.id, chain.hashes[-1], windows)
+            for end, ahead in ends.items():
+                self._store.touch(chain.namespace.id, hashes[end - 1], windows, ahead)
         except StoreError as error:
             self.failed(error)
 

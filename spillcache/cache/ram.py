@@ -1,15 +1,16 @@
-"""The RAM tier: blocks in pooled buffers, least recently used chain first out, children before
+"""The RAM tier: blocks in pooled buffers; who goes first is ``order``'s choice, children before
 parents.
 
 Not locked: ``PrefixCache`` guards it.
 """
 
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from spillcache.cache.order import Order
 from spillcache.chain import BlockHash
 from spillcache.namespace import Namespace
 from spillcache.state import BlockState, Buffer, Part
@@ -89,7 +90,7 @@ class RamTier:
         self.used_bytes = 0
         self._pool = BufferPool()
         self._blocks: dict[BlockHash, RamBlock] = {}
-        self._lru: OrderedDict[BlockHash, RamBlock] = OrderedDict()
+        self.order: Order[BlockHash] = Order()
         self._children: Counter[BlockHash] = Counter()
         """By the parent's hash, whether or not the parent is here: it may come (back) later."""
         self._dirty: dict[BlockHash, RamBlock] = {}
@@ -132,8 +133,8 @@ class RamTier:
         self._dirty[block.hash] = block
 
     def add(self, block: RamBlock, state: BlockState, *, save: bool) -> None:
-        """Copy the parts of ``state`` that are new into ``block`` and hold it; the room is made
-        before.
+        """Copy the parts of ``state`` that are new into ``block`` and hold it, as last used at its
+        ``last_use``; the room is made before.
         """
         for part, payload in state.items():
             if part in block.parts:
@@ -146,25 +147,40 @@ class RamTier:
         if block.hash not in self._blocks:
             self._blocks[block.hash] = block
             self._children[block.parent] += 1
-        self._lru[block.hash] = block
-        self._lru.move_to_end(block.hash)
+        self.order.add(block.hash, block.last_use)
 
-    def touch(self, chain: Iterable[BlockHash], now: float) -> None:
-        """Count a use of a chain, given from its root on: its deepest block will go first."""
-        known = [block for h in chain if (block := self._lru.get(h)) is not None]
-        for block in reversed(known):
+    def touch(self, chain: Sequence[BlockHash], now: float) -> int:
+        """Count a use of a chain, given from its root on: its deepest block will go first.
+
+        How many of its blocks were used before, as far as RAM knows: all but those at its end that
+        are here and new.
+        """
+        reused = len(chain)
+        pauses: list[float] = []
+        for index in range(len(chain) - 1, -1, -1):
+            block = self._blocks.get(chain[index])
+            if block is None or block.leaving:
+                continue
             block.last_use = now
-            self._lru.move_to_end(block.hash)
+            last = self.order.use(block.hash, now)
+            if last is not None:
+                pauses.append(now - last)
+            elif index == reused - 1:
+                reused = index
+        if pauses:
+            self.order.pause.after(sum(pauses) / len(pauses), len(pauses))
+        return reused
 
     def victim(self) -> RamBlock | None:
-        """The block to evict next: the least recently used without children here, unpinned."""
-        choice = (b for h, b in self._lru.items() if h not in self._children and not b.pins)
-        return next(choice, None)
+        """The block to evict next: the first in order without children here, unpinned."""
+        blocks, children = self._blocks, self._children
+        first = self.order.first(lambda h: h not in children and not blocks[h].pins)
+        return None if first is None else blocks[first]
 
     def leave(self, block: RamBlock) -> None:
         """Take ``block`` out of the choice of victims; it stays until ``remove``."""
         block.leaving = True
-        self._lru.pop(block.hash, None)
+        self.order.forget(block.hash)
         self._orphan(block)
 
     def remove(self, block: RamBlock) -> None:
@@ -173,7 +189,7 @@ class RamTier:
         """
         del self._blocks[block.hash]
         if not block.leaving:
-            self._lru.pop(block.hash, None)
+            self.order.forget(block.hash)
             self._orphan(block)
         self.saved(block, *block.parts)
         block.removed = True

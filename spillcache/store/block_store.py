@@ -222,14 +222,21 @@ class BlockStore:
         store = self._store()
         return read_speed(store.location.segments, store.files, store.pool, _PROBE_BYTES)
 
-    def touch(self, namespace_id: bytes, block: BlockHash, window_blocks: int = 1) -> None:
+    def touch(
+        self,
+        namespace_id: bytes,
+        block: BlockHash,
+        window_blocks: int = 1,
+        ahead_s: float = 0.0,
+    ) -> None:
         """Note that a prefix that ends with ``block`` was used: its parts, and the last
-        ``window_blocks`` windows.
+        ``window_blocks`` windows. They go as if that had been ``ahead_s`` later; so does a block
+        that was evicted and is put again soon.
 
         Takes microseconds and no I/O: it is written with the next put, or at close. The blocks
         before it need no touch, for they are kept as long as it is.
         """
-        self._store().touched.add(namespace_id, block, window_blocks)
+        self._store().touched.add(namespace_id, block, window_blocks, ahead_s)
 
     def note(self, key: str) -> bytes | None:
         """A small fact that ``set_note`` remembered, of this store; None if there is none."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from spillcache.errors import StoreIndexError
+from spillcache.state import Part
 from spillcache.store.catalog import Catalog, Place
 from spillcache.store.rows import split_evictable_key
 
@@ -21,6 +22,8 @@ class Eviction:
     """What was forgotten: its places are still to be freed."""
 
     places: list[Place] = field(default_factory=list)
+    blocks: list[bytes] = field(default_factory=list)
+    """Keys (namespace id and hash) of those whose kv went."""
 
     @property
     def freed_bytes(self) -> int:
@@ -82,6 +85,8 @@ def _evict_until(
             raise StoreIndexError("the index is damaged: it evicts an object that is not there")
         places = catalog.remove(entry)
         eviction.places += places
+        if entry.part is Part.KV:
+            eviction.blocks.append(object_key[:-1])
         freed += sum(place.length for place in places)
         # The parent, if it may go now, has inherited the victim's use: look again from there.
         start = victim[:9]

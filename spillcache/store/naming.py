@@ -3,6 +3,7 @@ same chain come together.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Protocol
 
 from spillcache.state import Part
@@ -33,8 +34,10 @@ class Written(Protocol):
 class Naming:
     """What ``Catalog.insert`` does, for many; on its transaction's thread. ``finish`` writes it."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, ahead_ns: Callable[[bytes], int]) -> None:
+        """``ahead_ns``: how much later than now a block (namespace id and hash) counts as used."""
         self._catalog = catalog
+        self._ahead_ns = ahead_ns
         self._new: dict[bytes, Written] = {}
         self._gone: dict[bytes, bytes] = {}
         self._children: Counter[bytes] = Counter()
@@ -68,7 +71,7 @@ class Naming:
         objects, places, evictable, tails = [], [], [], []
         totals: defaultdict[tuple[int, bytes, Part], Sum] = defaultdict(Sum)
         for key, item in self._new.items():
-            count, use = children.pop(key, 0), catalog.tick()
+            count, use = children.pop(key, 0), catalog.tick() + self._ahead_ns(key[:-1])
             objects.append((key, item.row(use, count)))
             place = rows.place_key(item.segment, item.offset)
             places.append((place, rows.pack_length(item.size) + key))

@@ -212,6 +212,7 @@ class Room:
         """Free what was evicted, and count it. Raises OSError if the filesystem does not take it
         back.
         """
+        self._touched.evicted(eviction.blocks)
         error = self._segments.free(eviction.places)
         if self._metrics is not None:
             self._metrics.evicted_objects.labels("disk").inc(len(eviction.places))
@@ -257,6 +258,10 @@ class Room:
             kept = self._ahead_bytes if segment == self._ahead_segment else 0
             self._ahead_segment, self._ahead_bytes = segment, kept + granted[-1]
         return eviction
+
+    def ahead_ns(self, block: bytes) -> int:
+        """As ``Touches.ahead_ns``."""
+        return self._touched.ahead_ns(block)
 
     def _slack(self) -> int:
         """Evict a little more than is needed, so that not every put evicts."""

@@ -368,7 +368,7 @@ class Writer:
                 raise StoreIndexError(f"segment {segment} was removed while it was written")
             done = _Commit(catalog.tick())
             catalog.use_namespace(namespace, done.clock)
-            naming = Naming(catalog)
+            naming = Naming(catalog, self._room.ahead_ns)
             for record in group:
                 _admit(naming, record, done)
             naming.finish()

@@ -94,9 +94,15 @@ class WatchedStore(BlockStore):
         self.finds += 1
         return super().find(namespace_id, blocks, parts)
 
-    def touch(self, namespace_id: bytes, block: BlockHash, window_blocks: int = 1) -> None:
+    def touch(
+        self,
+        namespace_id: bytes,
+        block: BlockHash,
+        window_blocks: int = 1,
+        ahead_s: float = 0.0,
+    ) -> None:
         self.touched.append((block, window_blocks))
-        super().touch(namespace_id, block, window_blocks)
+        super().touch(namespace_id, block, window_blocks, ahead_s)
 
     def read(
         self,

@@ -150,3 +150,31 @@ def test_a_process_grows_by_no_more_than_the_bound() -> None:
     grown, used = map(int, ran.stdout.split())
     assert 0.98 * bound_bytes < used <= bound_bytes
     assert grown <= 1.01 * bound_bytes
+
+
+def gone_in_order(tier: RamTier) -> list[BlockHash]:
+    gone: list[BlockHash] = []
+    while (victim := tier.victim()) is not None:
+        gone.append(victim.hash)
+        tier.remove(victim)
+    return gone
+
+
+def test_a_prefix_that_was_used_again_outlives_newer_one_off_prompts() -> None:
+    tier, again, once = RamTier(10_000), chain(3, 1), chain(2, 2)
+    fill(tier, again)
+    assert tier.touch(again.hashes, 0.0) == 0, "all of it is new"
+    longer = Chain(NS, 4, [1] * 4 * 3 + [7] * 4)
+    tier.add(RamBlock(NS, longer.hashes[3], longer.parent(3), 3, last_use=100.0), {}, save=False)
+    assert tier.touch(longer.hashes, 100.0) == 3
+    fill(tier, once)
+    tier.touch(once.hashes, 200.0)
+    assert gone_in_order(tier) == [longer.hashes[3], *reversed(once.hashes), *again.hashes[::-1]]
+
+
+def test_what_ram_does_not_have_may_have_been_used_before() -> None:
+    tier, c = RamTier(10_000), chain(4)
+    block = RamBlock(NS, c.hashes[3], c.parent(3), 3)
+    tier.add(block, {Part.KV: b"x"}, save=False)
+    assert tier.touch(c.hashes, 1.0) == 3, "restored from disk"
+    assert tier.touch(c.hashes, 2.0) == 4

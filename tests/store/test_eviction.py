@@ -1,6 +1,7 @@
 """Who goes first."""
 
 import contextlib
+import time
 
 from store_tools import NAMESPACE, chain, check_all, config, entries, objects, read_all
 
@@ -192,3 +193,29 @@ def test_ghost_rows_go_with_their_last_child(store):
     with opened.index.read() as catalog:
         assert all(catalog.entry(NAMESPACE.id, o.block, Part.KV) is None for o in wanted)
         assert catalog.usage() == {}
+
+
+def test_what_is_touched_ahead_goes_later_with_all_before_it(store):
+    for seed in (1, 2, 3):
+        store.put(NAMESPACE, objects(seed, 3))
+    store.touch(NAMESPACE.id, chain(1, 3)[1][1], ahead_s=3600.0)
+    store.namespaces()
+    for seed in (4, 5):
+        store.put(NAMESPACE, objects(seed, 2))
+    gone = victims(store, 11 * 4096, seeds=(1, 2, 3, 4, 5))
+    assert [g for g in gone if g[0] == 1] == [(1, 2, "KV")], (
+        "its private tail, but not what is shared"
+    )
+    assert victims(store, 12 * 4096, seeds=(1, 2, 3, 4, 5))[:2] == [(1, 1, "KV"), (1, 2, "KV")]
+    assert store.namespaces()[0].last_used <= time.time()
+
+
+def test_what_is_put_again_soon_after_it_went_stays_longer(store):
+    wanted = objects(1, 2)
+    store.put(NAMESPACE, wanted)
+    store.gc(0)
+    assert entries(store, wanted) == []
+    store.touch(NAMESPACE.id, chain(9, 1)[1][0], ahead_s=3600.0)  # not there; tells how long
+    store.put(NAMESPACE, wanted)
+    store.put(NAMESPACE, objects(2, 2))
+    assert victims(store, 2 * 4096, seeds=(1, 2)) == [(2, 0, "KV"), (2, 1, "KV")]

@@ -1,0 +1,124 @@
+"""Who goes first, and who stays longer."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spillcache.cache.order import PAUSES_AHEAD, Order, Pause
+
+
+def anybody(_: str) -> bool:
+    return True
+
+
+def used(order: Order[str], keys: str, now: float) -> None:
+    for key in keys:
+        if key not in order:
+            order.add(key, now)
+        order.use(key, now)
+
+
+def departures(order: Order[str]) -> str:
+    gone = ""
+    while (first := order.first(anybody)) is not None:
+        gone += first
+        order.forget(first)
+    return gone
+
+
+def test_what_is_used_once_goes_by_its_last_use() -> None:
+    order: Order[str] = Order()
+    used(order, "ab", 1.0)
+    used(order, "c", 2.0)
+    order.add("a", 3.0)
+    assert departures(order) == "bca"
+    assert len(order) == 0
+    assert order.first(anybody) is None
+
+
+def test_what_is_used_twice_stays_a_pause_and_a_half_longer() -> None:
+    order: Order[str] = Order()
+    used(order, "a", 0.0)
+    assert order.use("a", 10.0) == 0.0, "when it was used before"
+    order.pause.after(10.0)
+    assert order.pause.ahead_s == 10 * PAUSES_AHEAD == 15.0
+    for name, second in (("b", 20.0), ("c", 25.0), ("d", 25.1), ("e", 30.0)):
+        used(order, name, second)
+    assert departures(order) == "bcade", "as if used at 25"
+
+
+def test_without_pauses_it_is_plain_lru() -> None:
+    order: Order[str] = Order()
+    used(order, "a", 0.0)
+    used(order, "a", 1.0)
+    used(order, "b", 2.0)
+    assert departures(order) == "ab"
+
+
+def test_what_comes_back_soon_after_it_went_counts_as_used_before() -> None:
+    order: Order[str] = Order()
+    used(order, "a", 0.0)
+    order.forget("a")
+    order.pause.after(100.0)
+    used(order, "a", 1.0)
+    used(order, "b", 2.0)
+    assert departures(order) == "ba"
+
+
+def test_one_off_prompts_do_not_push_out_what_is_used_again() -> None:
+    """Room for four: a conversation that comes every third time, and prompts that come once."""
+    order: Order[str] = Order()
+    hits = 0
+    for turn in range(60):
+        now = float(turn)
+        key = "conversation" if turn % 3 == 0 else f"once {turn}"
+        hits += key in order
+        if key not in order:
+            order.add(key, now)
+        before = order.use(key, now)
+        if before is not None:
+            order.pause.after(now - before)
+        if turn == 30:  # many at once
+            for extra in range(3):
+                used(order, f"{extra}", now)
+        while len(order) > 4:
+            first = order.first(lambda k, key=key: k != key)
+            assert first is not None
+            order.forget(first)
+    assert hits == 19, "all but the first"
+
+
+def test_what_may_not_go_is_passed() -> None:
+    order: Order[str] = Order()
+    for name in "aab":
+        used(order, name, 1.0)
+    order.pause.after(5.0)
+    assert order.first(lambda key: key == "a") == "a"
+    assert order.first(lambda key: key == "b") == "b"
+    assert order.first(lambda _: False) is None
+
+
+def test_adding_again_is_no_use() -> None:
+    order: Order[str] = Order()
+    used(order, "a", 1.0)
+    used(order, "a", 2.0)
+    order.add("a", 3.0)
+    order.add("b", 4.0)
+    order.add("b", 5.0)
+    assert order.use("b", 6.0) is None, "its first"
+    assert order.use("a", 7.0) == 3.0
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(1, 50)), min_size=1, max_size=40))
+def test_the_pause_is_a_mean_by_blocks(pauses: list[tuple[float, int]]) -> None:
+    pause = Pause()
+    for seconds, blocks in pauses:
+        pause.after(seconds, blocks)
+    mean = sum(s * b for s, b in pauses) / sum(b for _, b in pauses)
+    assert abs(pause.ahead_s - PAUSES_AHEAD * mean) <= 1e-6 * max(1.0, mean)
+
+
+def test_the_pause_follows_what_is_new() -> None:
+    pause = Pause()
+    pause.after(100.0, 1_000_000)
+    pause.after(-1.0, 1_000_000)
+    assert pause.ahead_s == 0.0
