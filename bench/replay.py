@@ -4,7 +4,8 @@ Replays a trace of prompts, each a list of block ids (Mooncake's form: a JSON ob
 ``timestamp`` in ms and ``hash_ids``), through orders of eviction at several sizes. A block hits if
 it and all before it are there. ``chosen`` is the code that the tiers use (``cache/order.py``);
 ``bound`` is a clairvoyant: what is used again last, or never, goes first. All but ``lru`` evict
-children before parents. Without ``--trace`` a small trace is made. The last line of stdout is JSON.
+children before parents. Without ``--trace`` a small trace is made. ``--windows`` asks instead which
+windows to keep on models that have them. The last line of stdout is JSON.
 """
 
 import argparse
@@ -20,11 +21,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import plot
+from replay_windows import RULES, window_rows
 
 from spillcache.cache.order import Order
 
 PERCENTS = (5, 10, 30, 100)
 HALF_LIFE_S = 120.0
+TEXT_BLOCK = 256
 BLOCK_TOKENS = 512
 """Of a block in a trace; only the cost-aware order asks."""
 LOOK_TOKENS = 16_384
@@ -249,9 +252,16 @@ def rows_of(name: str, trace: Sequence[Request], percents: Sequence[int]) -> Ite
 
 
 def read_trace(path: Path) -> list[Request]:
-    """A trace in Mooncake's form."""
-    lines = (json.loads(line) for line in path.read_text().splitlines() if line.strip())
+    """A trace in Mooncake's form, or of agents: ``input`` is a prompt's text."""
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    if lines and "input" in lines[0]:
+        return [Request(line["timestamp"] / 1000, cut(line["input"])) for line in lines]
     return [Request(line["timestamp"] / 1000, line["hash_ids"]) for line in lines]
+
+
+def cut(text: str) -> list[int]:
+    """Whole blocks of 64 pseudo-tokens of 4 characters, each named by all that it ends."""
+    return [hash(text[:end]) for end in range(TEXT_BLOCK, len(text) + 1, TEXT_BLOCK)]
 
 
 def made_trace(requests: int, seed: int = 0) -> list[Request]:
@@ -282,6 +292,8 @@ def main() -> int:
     plot.check(args.plot)
     traces = {path.stem: read_trace(path) for path in args.trace}
     traces = traces or {"made": made_trace(args.requests)}
+    if args.windows:
+        return windows(traces, args)
     rows, fine = [], True
     kinds = ("lru", "chain_lru", "frequency", "cost", "chosen", "bound")
     print(f"{'trace':<24}{'size':>6}" + "".join(f"{kind:>11}" for kind in kinds) + "  of bound")
@@ -295,6 +307,21 @@ def main() -> int:
     if args.plot is not None:
         draw(rows, args.plot)
     print(json.dumps({"bench": "replay", "rows": rows, "ok": fine}))
+    return 0 if fine else 1
+
+
+def windows(traces: dict[str, list[Request]], args: argparse.Namespace) -> int:
+    """The section on windows."""
+    rows = []
+    print(f"{'trace':<24}{'size':>6}" + "".join(f"{rule:>11}" for rule in RULES))
+    for name, trace in traces.items():
+        prompts = [request.blocks for request in trace if request.blocks]
+        for row in window_rows(name, prompts, args.window_blocks, args.percents):
+            rows.append(row)
+            rates = "".join(f"{row[rule]:>10.2f}%" for rule in RULES)
+            print(f"{name:<24}{row['percent']:>5}%{rates}", flush=True)
+    fine = all(row["chosen"] >= row["first"] for row in rows)
+    print(json.dumps({"bench": "replay", "windows": rows, "ok": fine}))
     return 0 if fine else 1
 
 
@@ -321,6 +348,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--windows", action="store_true", help="which windows are worth their bytes"
     )
+    parser.add_argument("--window-blocks", type=int, default=1, help="w, with --windows")
     parser.add_argument("--plot", type=Path)
     return parser.parse_args()
 

@@ -70,14 +70,17 @@ class Order(Generic[K]):
         """Count a use of a block that is here; a chain's deepest block first. When it was used
         before, if it was.
         """
-        before, used = self._once.pop(key, None) or self._again.pop(key)
+        queue = self._once if key in self._once else self._again
+        before, used = queue.pop(key)
         (self._again if used else self._once)[key] = (now, True)
         return before if used else None
 
     def forget(self, key: K) -> None:
         """A block is not to be chosen any more: it was evicted."""
-        if self._once.pop(key, None) or self._again.pop(key, None):
-            self._gone.add(key)
+        for queue in (self._once, self._again):
+            if key in queue:
+                del queue[key]
+                self._gone.add(key)
 
     def first(self, may_go: Callable[[K], bool]) -> K | None:
         """The block to evict next, of those that may go. Looks past what may not: parents stand

@@ -6,8 +6,25 @@ from spillcache.state import Geometry, Part
 
 RANKS = {Part.KV: 0, Part.BOUNDARY: 1, Part.WINDOW: 2}
 """The store evicts higher ranks first: a window serves only prefixes that end near it, kv serves
-all longer ones.
+all longer ones. But without any window or boundary kv serves nothing: see ``rank``.
 """
+WINDOWS_PER_STRIDE = 8
+"""Of so many windows' lengths one keeps its windows as long as kv (bench/LOG.md)."""
+
+
+def rank(part: Part, geometry: Geometry, block: int, blocks: int) -> int:
+    """The rank of a part of block ``block`` in a chain that now ends after ``blocks`` blocks.
+
+    What a restore of the whole chain needs goes with its kv, and so do the windows before every
+    8th multiple of a window's length, from which a branch in the middle starts; all other windows
+    and boundaries go before any kv.
+    """
+    w = geometry.window_blocks
+    kept = part in needed(geometry, block, blocks)
+    if part is Part.WINDOW:
+        stride = WINDOWS_PER_STRIDE * w
+        kept = kept or block % stride >= stride - w
+    return 0 if kept else RANKS[part]
 
 
 def restorable(present: Sequence[Collection[Part]], geometry: Geometry, limit: int) -> int:

@@ -116,7 +116,7 @@ class PrefixCache:
         self._watch: Watch | None = None
         if store is not None:
             self._spiller = Spiller(
-                store, self._ram, self._lock, config, geometry.block_tokens, self._queue_bytes,
+                store, self._ram, self._lock, config, geometry, self._queue_bytes,
                 self._metrics, self._breaker,
             )  # fmt: skip
             self._watch = Watch(self._look, self._in_trouble)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from spillcache.cache.background import give_way
 from spillcache.cache.breaker import Breaker
-from spillcache.cache.policy import RANKS
+from spillcache.cache.policy import RANKS, rank
 from spillcache.cache.ram import RamBlock, RamTier
 from spillcache.cache.watch import Trouble
 from spillcache.cache.write_limit import WriteLimit
@@ -26,7 +26,7 @@ from spillcache.config import MIB, CacheConfig, format_size
 from spillcache.errors import StoreError
 from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace
-from spillcache.state import Part
+from spillcache.state import Geometry, Part
 from spillcache.store.block_store import BlockStore, PutResult, StoreObject
 from spillcache.store.format import RECORD_HEADER_BYTES, padded
 
@@ -53,6 +53,7 @@ class _Item:
     block: RamBlock
     part: Part
     payload: memoryview
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +91,13 @@ class Spiller:
         ram: RamTier,
         lock: threading.Condition,
         config: CacheConfig,
-        block_tokens: int,
+        geometry: Geometry,
         queue_bytes: int,
         metrics: Metrics,
         breaker: Breaker,
     ) -> None:
         self._store, self._ram, self._lock = store, ram, lock
-        self._config, self._block_tokens = config, block_tokens
+        self._config, self._geometry = config, geometry
         self._queue_bytes = queue_bytes
         self._metrics, self._breaker = metrics, breaker
         self.limit = WriteLimit(config.write_limit_bytes_day, store.change_note)
@@ -326,7 +327,7 @@ class Spiller:
         return found
 
     def _long_enough(self, block: RamBlock) -> bool:
-        return (block.index + 1) * self._block_tokens >= self._config.min_tokens
+        return (block.index + 1) * self._geometry.block_tokens >= self._config.min_tokens
 
     def _discard_condemned(self) -> None:
         while self._condemned:
@@ -439,7 +440,12 @@ class Spiller:
             blocks.append(block)
             block = self._ram.get(block.parent)
         items = [
-            _Item(block, part, block.parts[part])
+            _Item(
+                block,
+                part,
+                block.parts[part],
+                rank(part, self._geometry, block.index, leaf.index + 1),
+            )
             for part in sorted({p for b in blocks for p in b.unsaved}, key=lambda p: RANKS[p])
             for block in reversed(blocks)
             if part in block.unsaved
@@ -456,9 +462,9 @@ class Spiller:
                 part=item.part,
                 parent=item.block.parent,
                 block_index=item.block.index,
-                token_count=self._block_tokens,
+                token_count=self._geometry.block_tokens,
                 payload=item.payload,
-                rank=RANKS[item.part],
+                rank=item.rank,
             )
             for item in group
         ]

@@ -230,8 +230,8 @@ class BlockStore:
         ahead_s: float = 0.0,
     ) -> None:
         """Note that a prefix that ends with ``block`` was used: its parts, and the last
-        ``window_blocks`` windows. They go as if that had been ``ahead_s`` later; so does a block
-        that was evicted and is put again soon.
+        ``window_blocks`` windows. They have rank 0 from then on, and go as if that had been
+        ``ahead_s`` later; so does a block that was evicted and is put again soon.
 
         Takes microseconds and no I/O: it is written with the next put, or at close. The blocks
         before it need no touch, for they are kept as long as it is.

@@ -258,9 +258,9 @@ class Catalog:
             entry = None if heir.is_present or heir.children else heir
 
     def touch(self, entry: Entry, use: int) -> None:
-        """Set an object's last use."""
+        """Set an object's last use; from now on it goes as late as any, whatever its rank was."""
         if use > entry.last_use:
-            self._write(entry, entry._replace(last_use=use))
+            self._write(entry, entry._replace(last_use=use, rank=0))
 
     def _write(self, old: Entry | None, new: Entry) -> None:
         """Replace a row and keep ``evictable`` true to it."""

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spillcache.cache.policy import RANKS, needed, restorable
+from spillcache.cache.policy import RANKS, needed, rank, restorable
 from spillcache.state import Geometry, Part
 
 PLAIN = Geometry()
@@ -54,3 +54,18 @@ def test_it_is_the_longest_prefix_whose_needed_parts_are_present(
 
 def test_windows_go_before_boundaries_before_kv() -> None:
     assert RANKS[W] > RANKS[B] > RANKS[K]
+
+
+def test_ends_and_every_eighth_window_go_with_kv() -> None:
+    swa = Geometry(window_blocks=2)
+    ranks = [rank(W, swa, block, 40) for block in range(40)]
+    assert [block for block in range(40) if not ranks[block]] == [14, 15, 30, 31, 38, 39]
+    assert set(ranks) == {0, RANKS[W]}
+    assert [rank(K, swa, block, 40) for block in range(40)] == [0] * 40
+    assert [rank(B, HYBRID, block, 3) for block in range(3)] == [RANKS[B], RANKS[B], 0]
+
+
+def test_what_has_rank_0_restores_the_chain_and_its_strides() -> None:
+    swa = Geometry(window_blocks=3)
+    kept = [{p for p in (K, W) if not rank(p, swa, block, 60)} for block in range(60)]
+    assert [restorable(kept, swa, n) for n in (60, 59, 50, 24, 23)] == [60, 48, 48, 24, 0]
