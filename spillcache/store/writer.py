@@ -245,11 +245,10 @@ class Writer:
                 tally.dropped += len(objects)
                 return {}
             rows = map(catalog.row, keys)
-            wanted = {
-                key: item
-                for key, row, item in zip(keys, rows, objects, strict=True)
-                if not is_present(row)
-            }
+            wanted: dict[bytes, StoreObject] = {}
+            for key, row, item in zip(keys, rows, objects, strict=True):
+                if not is_present(row):
+                    wanted.setdefault(key, item)
         tally.present += len(objects) - len(wanted)
         return wanted
 

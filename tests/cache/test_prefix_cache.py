@@ -806,3 +806,29 @@ def test_without_a_disk_a_chain_larger_than_ram_keeps_its_beginning() -> None:
     assert match.blocks == 4
     match.release()
     cache.close()
+
+
+def test_what_was_used_before_is_touched_too(store: WatchedStore, open_cache: OpenCache) -> None:
+    cache, first, longer = open_cache(store), chain(3, 1, shared=3), chain(5, 2, shared=3)
+    offer(cache, first)
+    cache.used(first)
+    assert store.touched == [(first.hashes[2], 1)], "all of it is new"
+    offer(cache, longer, 3)
+    cache.used(longer)
+    assert store.touched[1:] == [(longer.hashes[4], 1), (longer.hashes[2], 1)]
+    cache.used(longer)
+    assert store.touched[3:] == [(longer.hashes[4], 1)], "all of it was used before"
+
+
+def test_a_restore_from_disk_tells_how_long_it_lay_there(
+    store: WatchedStore, open_cache: OpenCache
+) -> None:
+    cache, c = open_cache(store), chain(4)
+    offer(cache, c)
+    cache.flush()
+    forget_ram(cache, c.hashes)
+    assert cache._ram.order.pause.ahead_s == 0
+    match = cache.match(c)
+    cache.restored(match, match.blocks)
+    match.release()
+    assert 0 < cache._ram.order.pause.ahead_s < 100

@@ -710,3 +710,15 @@ def test_where_ram_lacks_the_beginning_too_the_rest_is_given_up(
 
 def found(store: WatchedStore, c: Chain) -> int:
     return sum(bool(parts) for parts in store.find(c.namespace.id, c.hashes, (Part.KV,)))
+
+
+def test_windows_that_a_restore_needs_go_with_their_kv(
+    store: WatchedStore, open_cache: OpenCache
+) -> None:
+    cache, c = open_cache(store, WINDOWED), chain(40)
+    offer(cache, c)
+    cache.flush()
+    put = [each for objects in store.puts for each in objects]
+    assert {o.rank for o in put if o.part is K} == {0}
+    late = [o.block_index for o in put if o.part is W and not o.rank]
+    assert late == [14, 15, 30, 31, 38, 39]
