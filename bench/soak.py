@@ -53,7 +53,7 @@ _LIFE_S = (6.0, 18.0)
 _PAUSE_EVERY_S = 15.0
 _PINS_S = 10.0
 _BACKLOG = 40
-_ERRORS = (SpillcacheError, OSError, http.client.HTTPException, ValueError)
+_ERRORS = (SpillcacheError, OSError, http.client.HTTPException, ValueError, KeyError)
 
 
 def known_prompts(vocabulary: int, seed: int) -> list[Tokens]:
@@ -152,6 +152,7 @@ class World:
             self.counts[what] += 1
             if note and len(self.notes) < 20:
                 self.notes.append(f"{what}: {note}")
+                tell(self.notes[-1])
 
     def enter(self) -> Scene | None:
         """A scene to send a request to, when there is one; None: it is over."""
@@ -230,6 +231,8 @@ class Client(threading.Thread):
                 leave_early(scene, prompt, source)
                 self._world.count("left")
                 return
+            if source.random() < 0.03 and not flush(scene):
+                self._world.count("flushed_in_part")
             answer = scene.server.client.complete(prompt, ANSWER_TOKENS)
         except _ERRORS as error:
             why = f"{kind.name}, {scene.slots} slots: {type(error).__name__}: {error}"
@@ -266,6 +269,19 @@ def leave_early(scene: Scene, prompt: Tokens, source: random.Random) -> None:
             response.close()
         else:
             time.sleep(source.uniform(0, 0.4))
+    finally:
+        connection.close()
+
+
+def flush(scene: Scene) -> bool:
+    """Have all be written, so that a kill leaves something to be restored; whether all was. A store
+    without room says 503.
+    """
+    connection = http.client.HTTPConnection(HOST, scene.server.port, timeout=120)
+    try:
+        connection.request("POST", "/cache/flush?timeout_s=5")
+        answer = json.loads(connection.getresponse().read())
+        return bool(answer["durable"])
     finally:
         connection.close()
 
@@ -361,7 +377,8 @@ class Soak:
         began = time.monotonic()
         number = 0
         while (left := began + seconds * _CHURN_SHARE - time.monotonic()) > 0:
-            kind, slots = self.kinds[number % len(self.kinds)], (1, 4)[number % 2]
+            # Each twice in a row, so that the second finds on disk what the first left.
+            kind, slots = self.kinds[number // 2 % len(self.kinds)], (1, 4)[number // 2 % 2]
             with self.life(kind, slots) as scene:
                 time.sleep(min(left, self.source.uniform(*_LIFE_S), seconds / 10))
                 self._end(scene)
@@ -382,6 +399,8 @@ class Soak:
         flags += ["--parallel", str(slots), "--threads", "1", "--flash-attn", "on"]
         flags += ["--cache-ram", "256", "--cache-disk", str(self.work / "cache")]
         flags += ["--cache-disk-size", str(self.quota_bytes), "--cache-disk-min-free", "16MiB"]
+        # What was computed beside others is not exact, and would not be after it was restored.
+        flags += ["--cache-namespace", f"slots-{slots}"]
         with BenchServer(flags, self.work / "server.log") as server:
             scene = Scene(kind, slots, server)
             tell(f"{kind.name}, {slots} slots; {dict(self.world.counts)}")
@@ -444,6 +463,7 @@ def report_of(soak: Soak, seconds: float) -> dict[str, Any]:
         "failed": counts["failed"],
         "interrupted": counts["interrupted"],
         "left": counts["left"],
+        "flushed_in_part": counts["flushed_in_part"],
         "judged": counts["judged"],
         "near_ties": counts["near_ties"],
         "not_judged": counts["not_judged"],
@@ -556,7 +576,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--kinds", default="llama,gemma3,lfm2", help="of models, by memory")
-    parser.add_argument("--quota-mib", type=int, default=192)
+    parser.add_argument("--quota-mib", type=int, default=512)
     parser.add_argument("--plot", type=Path, help="a PNG")
     parser.add_argument("--directory", type=Path, help="the filesystem to use")
     return parser.parse_args()
