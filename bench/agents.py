@@ -23,7 +23,7 @@ from agent_trace import Conversation, Tokens, Unlimited, interleaved, make_trace
 from process import written_bytes
 
 from spillcache.cache.policy import needed
-from spillcache.chain import BlockHash, Chain
+from spillcache.chain import BlockHash, Chain, block_hash
 from spillcache.cli.bench_client import Answer
 from spillcache.cli.bench_report import machine_facts, tell
 from spillcache.cli.bench_server import BenchServer, drop_page_cache
@@ -150,23 +150,33 @@ def _conversations(args: argparse.Namespace, engine: Engine) -> list[Conversatio
 
 
 def state_of(cache: Path, geometry: Geometry, asked: Sequence[Asked]) -> State:
-    """Look every block of every turn up in the store."""
-    raw = stored = snapshots = missing = 0
+    """Look every block of every turn up in the store, and the tail that a turn ended with: one that
+    has made room for later ones is state no more.
+    """
+    raw = stored = snapshots = missing = blocks = 0
     seen: set[BlockHash] = set()
     with BlockStore.open(StoreConfig(cache)) as store:
         (info,) = store.namespaces()
         for each in asked:
             chain = Chain(info.namespace, geometry.block_tokens, each.held)
-            found = store.find(info.namespace.id, chain.hashes, geometry.parts)
-            for index, (block, entries) in enumerate(zip(chain.hashes, found, strict=True)):
-                wanted = needed(geometry, index, chain.blocks)
+            hashes = [*chain.hashes, *tail_of(chain)]
+            found = store.find(info.namespace.id, hashes, geometry.parts)
+            for index, (block, entries) in enumerate(zip(hashes, found, strict=True)):
+                wanted = needed(geometry, index, len(hashes))
                 snapshots += sum(e.raw_bytes for part, e in entries.items() if part in wanted)
                 if block not in seen:
                     raw += sum(entry.raw_bytes for entry in entries.values())
                     stored += sum(entry.stored_bytes for entry in entries.values())
-                    missing += not entries
+                    missing += not entries and index < chain.blocks
+                    blocks += index < chain.blocks
                     seen.add(block)
-    return State(raw, stored, snapshots, len(seen), missing)
+    return State(raw, stored, snapshots, blocks, missing)
+
+
+def tail_of(chain: Chain) -> list[BlockHash]:
+    """The name of what follows the last whole block, if anything does."""
+    tokens = chain.tokens[chain.blocks * chain.block_tokens :]
+    return [block_hash(chain.parent(chain.blocks), tokens)] if len(tokens) else []
 
 
 def report_of(run: Run, state: State, live: dict[str, list[Answer]]) -> dict[str, Any]:

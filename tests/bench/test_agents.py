@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agents import Asked, Run, State, _passed, report_of
+from agents import Asked, Run, State, _passed, report_of, tail_of
 
+from spillcache.chain import Chain, as_tokens, block_hash, chain_hashes, chain_root
 from spillcache.cli.bench_client import Answer
+from spillcache.namespace import Namespace
 
 BENCH = Path(__file__).parents[2] / "bench" / "agents.py"
 
@@ -43,6 +45,14 @@ def test_each_bar_can_be_missed():
 
 def test_the_slot_holds_all_but_the_last_token_of_an_answer():
     assert Asked("a", [1, 2], answer((3, 4)), 0, 0).held == [1, 2, 3]
+
+
+def test_a_tail_is_named_by_what_follows_the_last_block():
+    namespace = Namespace.of({"model": "x"})
+    (name,) = tail_of(Chain(namespace, 4, [1, 2, 3, 4, 5, 6]))
+    (parent,) = chain_hashes(chain_root(namespace.digest), [1, 2, 3, 4], 4)
+    assert name == block_hash(parent, as_tokens([5, 6]))
+    assert tail_of(Chain(namespace, 4, [1, 2, 3, 4])) == []
 
 
 def test_a_small_run(tmp_path, gguf_model):
