@@ -51,6 +51,7 @@ GROWTH_MAX_BYTES = 24 * MIB
 _CHURN_SHARE = 0.55
 _LIFE_S = (6.0, 18.0)
 _PAUSE_EVERY_S = 15.0
+_SAMPLES_MIN = 3
 _PINS_S = 10.0
 _BACKLOG = 40
 _ERRORS = (SpillcacheError, OSError, http.client.HTTPException, ValueError, KeyError)
@@ -386,7 +387,7 @@ class Soak:
         with self.life(self.kinds[1 % len(self.kinds)], 4) as scene:
             born = time.monotonic()
             every = min(_PAUSE_EVERY_S, seconds / 25)
-            while time.monotonic() < began + seconds:
+            while time.monotonic() < began + seconds or len(self.samples) < _SAMPLES_MIN:
                 time.sleep(every)
                 with self.world.pause():
                     self.samples.append(sample(scene.server, born))

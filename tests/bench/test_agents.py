@@ -60,8 +60,9 @@ def test_a_small_run(tmp_path, gguf_model):
     command += ["--conversations", "2", "--turns", "2", "--answer-tokens", "4"]
     command += ["--directory", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.stdout, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["bench"], found["requests"]) == ("agents", 4), done.stderr
+    assert (found["bench"], found["requests"]) == ("agents", 4)
     assert found["different"] == []
     assert found["after_restart"]["reused"] == found["after_restart"]["unlimited_by_block"] > 0
     assert found["after_restart"]["by_tier"]["disk"] > 0

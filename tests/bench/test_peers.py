@@ -72,8 +72,9 @@ def test_a_small_run(tmp_path, gguf_model):
     command += ["--prompt-tokens", "320", "--client-tokens", "128", "--answer-tokens", "6"]
     command += ["--threads", "1", "--directory", str(tmp_path), "--plot", str(tmp_path / "p.png")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.stdout, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["bench"] == "peers", done.stderr
+    assert found["bench"] == "peers"
     reused = {
         row["phase"]: (row["spillcache_reused"], row["llama_server_reused"])
         for row in found["rows"]

@@ -135,8 +135,9 @@ def test_a_short_run(tmp_path):
     command = [sys.executable, str(BENCH), "--minutes", "0.25", "--kinds", "llama,gemma3"]
     command += ["--directory", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.stdout, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["bench"] == "soak", done.stderr
+    assert found["bench"] == "soak"
     assert (found["wrong"], found["failed"], found["pinned"]) == (0, 0, 0), found["notes"]
     assert found["judged"] + found["not_judged"] == found["requests"] > 0
     assert found["changed_prompts_caught"] > 0.7 * found["changed_prompts"]
