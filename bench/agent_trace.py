@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from spillcache.cli.bench_prompts import sentences
 from spillcache.errors import ConfigError
@@ -98,29 +98,38 @@ def interleaved(conversations: Sequence[Conversation]) -> Iterator[tuple[Convers
                 yield each, each.turns[step]
 
 
+class Reusable(NamedTuple):
+    """How many of a prompt's tokens need not be computed; the last one is in any case."""
+
+    blocks: int
+    """Whole blocks only."""
+    turns: int
+    """Blocks, or all that a slot held after a turn that the prompt goes on from: what can be kept,
+    for state within a block is that of one sequence of calls.
+    """
+    tokens: int
+    """Every token that was ever seen there."""
+
+
 class Unlimited:
     """A cache that keeps everything for ever."""
 
     def __init__(self, block_tokens: int) -> None:
         self._size = block_tokens
         self._held: list[Tokens] = []
-        self.blocks: set[tuple[int, ...]] = set()
-        """Every distinct block, with all tokens before it."""
 
-    def reuse(self, prompt: Tokens) -> tuple[int, int]:
-        """How many of the prompt's tokens it would not compute: by whole blocks, and by token. The
-        last one is computed in any case.
-        """
-        longest = max((shared(prompt, held) for held in self._held), default=0)
-        return min(longest // self._size * self._size, len(prompt) - 1), min(
-            longest, len(prompt) - 1
-        )
+    def reuse(self, prompt: Tokens) -> Reusable:
+        """What of ``prompt`` it would reuse."""
+        common = [(shared(prompt, held), len(held)) for held in self._held]
+        longest = max((count for count, _ in common), default=0)
+        blocks = longest // self._size * self._size
+        whole = (count for count, length in common if count == length < len(prompt))
+        turns = max(blocks, max(whole, default=0))
+        return Reusable(*(min(count, len(prompt) - 1) for count in (blocks, turns, longest)))
 
     def keep(self, held: Tokens) -> None:
         """What a slot holds after a turn."""
         self._held.append(held)
-        for end in range(self._size, len(held) + 1, self._size):
-            self.blocks.add(tuple(held[:end]))
 
 
 def shared(one: Tokens, other: Tokens) -> int:

@@ -19,7 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent_trace import Conversation, Tokens, Unlimited, interleaved, make_trace, read_traces
+from agent_trace import (
+    Conversation,
+    Reusable,
+    Tokens,
+    Unlimited,
+    interleaved,
+    make_trace,
+    read_traces,
+)
 from process import written_bytes
 
 from spillcache.cache.policy import needed
@@ -46,9 +54,8 @@ class Asked:
     conversation: str
     prompt: Tokens
     answer: Answer
-    by_block: int
-    by_token: int
-    """Tokens that a cache that forgets nothing would reuse: whole blocks, and any."""
+    reusable: Reusable
+    """By a cache that forgets nothing."""
 
     @property
     def held(self) -> Tokens:
@@ -112,7 +119,7 @@ class Harness:
                     last = held.get(conversation.name, [])
                     prompt = turn.prompt(last)
                     answer = server.client.complete(prompt, self._answer_tokens)
-                    asked = Asked(conversation.name, prompt, answer, *unlimited.reuse(prompt))
+                    asked = Asked(conversation.name, prompt, answer, unlimited.reuse(prompt))
                     out.append(asked)
                     held[conversation.name] = prompt + list(answer.tokens)
                     unlimited.keep(asked.held)
@@ -182,16 +189,15 @@ def tail_of(chain: Chain) -> list[BlockHash]:
 def report_of(run: Run, state: State, live: dict[str, list[Answer]]) -> dict[str, Any]:
     """The JSON report."""
     same = [_same(run, live, name) for name in live]
-    by_block = sum(each.by_block for each in run.after)
-    reused = sum(each.answer.cached_tokens for each in run.after)
+    before, after = _reuse(run.before), _reuse(run.after)
     return {
         "bench": "agents",
         "conversations": len(live),
         "requests": len(run.asked),
         "prompt_tokens": sum(len(each.prompt) for each in run.asked),
-        "before_restart": _reuse(run.before),
-        "after_restart": _reuse(run.after),
-        "reused_share": round(reused / by_block, 4) if by_block else 0.0,
+        "before_restart": before,
+        "after_restart": after,
+        "reused_share": round(after["reused"] / max(1, after["unlimited_turns"]), 4),
         "written_bytes": run.written_bytes,
         "unique_state_bytes": state.raw_bytes,
         "stored_state_bytes": state.stored_bytes,
@@ -225,8 +231,10 @@ def _reuse(asked: Sequence[Asked]) -> dict[str, Any]:
         "requests": len(asked),
         "prompt_tokens": sum(len(each.prompt) for each in asked),
         "reused": sum(each.answer.cached_tokens for each in asked),
-        "unlimited_by_block": sum(each.by_block for each in asked),
-        "unlimited_by_token": sum(each.by_token for each in asked),
+        **{
+            f"unlimited_{name}": sum(getattr(each.reusable, name) for each in asked)
+            for name in Reusable._fields
+        },
         "by_tier": dict(tiers),
     }
 
@@ -241,12 +249,13 @@ def _passed(report: dict[str, Any]) -> bool:
 
 def print_report(report: dict[str, Any]) -> None:
     print(f"{report['requests']} requests of {report['conversations']} conversations, in turns")
-    print("                 prompt tokens   reused   unlimited: blocks   any token")
+    print("                 prompt tokens   reused   unlimited: blocks    turns   any token")
     for name in ("before_restart", "after_restart"):
         part = report[name]
         print(
             f"{name.replace('_', ' '):<16} {part['prompt_tokens']:>13,} {part['reused']:>8,} "
-            f"{part['unlimited_by_block']:>19,} {part['unlimited_by_token']:>11,}"
+            f"{part['unlimited_blocks']:>19,} {part['unlimited_turns']:>8,} "
+            f"{part['unlimited_tokens']:>11,}"
         )
     print(f"reused after the restart: {report['reused_share']:.1%} of what could be")
     print(
@@ -269,7 +278,7 @@ def _tell_asked(asked: Asked, number: int, of: int) -> None:
     sources = ", ".join(f"{count} {tier}" for tier, count in answer.sources.items() if count)
     tell(
         f"{number} of {of}: {asked.conversation}, {len(asked.prompt)} tokens, "
-        f"{answer.ttft_ms:.0f} ms, {sources or 'cold'}, possible {asked.by_block}"
+        f"{answer.ttft_ms:.0f} ms, {sources or 'cold'}, possible {asked.reusable.turns}"
     )
 
 

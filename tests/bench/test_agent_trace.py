@@ -59,11 +59,11 @@ def test_conversations_take_turns():
 
 def test_what_could_be_reused():
     cache = Unlimited(4)
-    assert cache.reuse([1, 2, 3]) == (0, 0)
+    assert cache.reuse([1, 2, 3]) == (0, 0, 0)
     cache.keep([1, 2, 3, 4, 5, 6])
     cache.keep([7, 8])
-    assert cache.reuse([1, 2, 3, 4, 5, 9]) == (4, 5)
-    assert cache.reuse([1, 2, 3, 4]) == (3, 3), "the last token is always computed"
-    assert cache.reuse([1, 2, 3, 4, 5, 6, 7]) == (4, 6)
-    assert cache.reuse([2, 3, 4, 5]) == (0, 0)
-    assert cache.blocks == {(1, 2, 3, 4)}
+    assert cache.reuse([1, 2, 3, 4, 5, 9]) == (4, 4, 5)
+    assert cache.reuse([1, 2, 3, 4]) == (3, 3, 3), "the last token is always computed"
+    assert cache.reuse([1, 2, 3, 4, 5, 6, 7]) == (4, 6, 6), "the turn is gone on with"
+    assert cache.reuse([1, 2, 3, 4, 5, 6]) == (4, 4, 5), "its tail serves longer prompts only"
+    assert cache.reuse([2, 3, 4, 5]) == (0, 0, 0)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from agent_trace import Reusable
 from agents import Asked, Run, State, _passed, report_of, tail_of
 
 from spillcache.chain import Chain, as_tokens, block_hash, chain_hashes, chain_root
@@ -19,8 +20,8 @@ def answer(tokens: tuple[int, ...], disk: int = 0) -> Answer:
 
 
 def report(*, reused: int = 64, last: tuple[int, ...] = (7, 8), written: int = 1100) -> dict:
-    before = Asked("a", [1] * 100, answer((5, 6)), 0, 0)
-    after = Asked("a", [1] * 120, answer((7, 8), reused), 64, 100)
+    before = Asked("a", [1] * 100, answer((5, 6)), Reusable(0, 0, 0))
+    after = Asked("a", [1] * 120, answer((7, 8), reused), Reusable(64, 64, 100))
     state = State(1200, 1000, 3300, blocks=2, missing_blocks=0)
     live = {"a": [answer((5, 6)), answer(last)]}
     return report_of(Run([before], [after], written), state, live)
@@ -31,7 +32,7 @@ def test_the_report_compares_with_what_could_be():
     assert _passed(good)
     assert (good["reused_share"], good["written_ratio"], good["snapshot_ratio"]) == (1.0, 1.1, 3.0)
     assert good["after_restart"]["by_tier"] == {"live": 0, "ram": 0, "disk": 64}
-    assert good["after_restart"]["unlimited_by_token"] == 100
+    assert good["after_restart"]["unlimited_tokens"] == 100
     assert (good["requests"], good["same_answers"], good["different"]) == (2, 2, [])
 
 
@@ -44,7 +45,7 @@ def test_each_bar_can_be_missed():
 
 
 def test_the_slot_holds_all_but_the_last_token_of_an_answer():
-    assert Asked("a", [1, 2], answer((3, 4)), 0, 0).held == [1, 2, 3]
+    assert Asked("a", [1, 2], answer((3, 4)), Reusable(0, 0, 0)).held == [1, 2, 3]
 
 
 def test_a_tail_is_named_by_what_follows_the_last_block():
@@ -64,7 +65,8 @@ def test_a_small_run(tmp_path, gguf_model):
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["bench"], found["requests"]) == ("agents", 4)
     assert found["different"] == []
-    assert found["after_restart"]["reused"] == found["after_restart"]["unlimited_by_block"] > 0
+    after = found["after_restart"]
+    assert 0 < after["unlimited_blocks"] <= after["reused"] <= after["unlimited_turns"]
     assert found["after_restart"]["by_tier"]["disk"] > 0
     assert found["missing_blocks"] == 0
     assert 0 < found["unique_state_bytes"] < found["written_bytes"]
