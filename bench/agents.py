@@ -34,7 +34,7 @@ from spillcache.cache.policy import needed
 from spillcache.chain import BlockHash, Chain, block_hash
 from spillcache.cli.bench_client import Answer
 from spillcache.cli.bench_report import machine_facts, tell
-from spillcache.cli.bench_server import BenchServer, drop_page_cache
+from spillcache.cli.bench_server import BenchServer, drop_page_cache, terminable
 from spillcache.cli.model_path import find_model
 from spillcache.config import EngineConfig, StoreConfig, format_size
 from spillcache.engine.base import Engine
@@ -313,6 +313,7 @@ def arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        with terminable():
+            sys.exit(main())
     except SpillcacheError as error:
         sys.exit(f"bench/agents.py: error: {error}")

@@ -24,7 +24,7 @@ import plot
 from spillcache.cli.bench_client import Answer
 from spillcache.cli.bench_prompts import PromptMaker
 from spillcache.cli.bench_report import format_ms, machine_facts, tell
-from spillcache.cli.bench_server import HOST, BenchServer, drop_page_cache
+from spillcache.cli.bench_server import HOST, BenchServer, drop_page_cache, terminable
 from spillcache.cli.model_path import find_model
 from spillcache.errors import BenchError, SpillcacheError
 
@@ -315,6 +315,7 @@ def arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        with terminable():
+            sys.exit(main())
     except SpillcacheError as error:
         sys.exit(f"bench/peers.py: error: {error}")

@@ -37,7 +37,7 @@ from process import anonymous_bytes, descriptors, threads
 from reference import Reference, Tokens, Verdict
 
 from spillcache.cli.bench_report import machine_facts, tell
-from spillcache.cli.bench_server import HOST, BenchServer
+from spillcache.cli.bench_server import HOST, BenchServer, terminable
 from spillcache.config import MIB, format_size
 from spillcache.errors import BenchError, SpillcacheError
 from spillcache.store.view import directory_bytes
@@ -585,6 +585,7 @@ def arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        with terminable():
+            sys.exit(main())
     except SpillcacheError as error:
         sys.exit(f"bench/soak.py: error: {error}")

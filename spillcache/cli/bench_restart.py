@@ -5,16 +5,12 @@ page cache, a new one starts and answers the prompt again.
 """
 
 import json
-import signal
 import statistics
 import tempfile
-import threading
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -30,7 +26,7 @@ from spillcache.cli.bench_report import (
     small_print,
     tell,
 )
-from spillcache.cli.bench_server import BenchServer, drop_page_cache
+from spillcache.cli.bench_server import BenchServer, drop_page_cache, terminable
 from spillcache.cli.bench_throttle import measure_throttled, speeds
 from spillcache.cli.gguf_header import trained_tokens
 from spillcache.cli.model_path import find_model
@@ -132,7 +128,7 @@ def bench_restart(
     if plot is not None and not can_plot():
         raise ConfigError("--plot needs matplotlib; run: pip install 'spillcache[demo]'")
     mb_s = None if throttle is None else speeds(throttle)
-    with _terminable():
+    with terminable():
         if mb_s is None:
             _run(plan, plot)
         else:
@@ -172,24 +168,6 @@ def _run(plan: Plan, plot: Path | None) -> None:
         _plot(rows, plan, facts, target)
     report = _report(plan, rows, facts) | {"page_cache": page_cache, "filesystem": filesystem}
     print(json.dumps(report), flush=True)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Within the block SIGTERM unwinds as SIGINT does, so that no server and no file is left."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def unwind(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough, and the end is quick
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, unwind)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def measure(plan: Plan, length: int) -> tuple[Measured, str]:

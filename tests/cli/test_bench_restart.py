@@ -11,6 +11,7 @@ import pytest
 from spillcache.cli import bench_restart
 from spillcache.cli.bench_client import Answer
 from spillcache.cli.bench_restart import Measured
+from spillcache.cli.bench_server import terminable
 
 
 def answer(
@@ -88,7 +89,7 @@ def test_off_the_main_thread_signals_stay_as_they_are() -> None:
     handlers: list[object] = []
 
     def run() -> None:
-        with bench_restart._terminable():
+        with terminable():
             handlers.append(signal.getsignal(signal.SIGTERM))
 
     before = signal.getsignal(signal.SIGTERM)
@@ -96,7 +97,7 @@ def test_off_the_main_thread_signals_stay_as_they_are() -> None:
     thread.start()
     thread.join()
     assert handlers == [before]
-    with bench_restart._terminable():
+    with terminable():
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
 
