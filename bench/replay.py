@@ -119,6 +119,7 @@ class Scored:
 
     def __init__(self) -> None:
         self._score: dict[int, float] = {}
+        self._parents: dict[int, tuple[int | None, int]] = {}
         self._heap: list[tuple[float, int, int]] = []
 
     def score(self, use: Use) -> float:
@@ -126,26 +127,26 @@ class Scored:
         raise NotImplementedError
 
     def use(self, uses: Sequence[Use]) -> None:
+        before: int | None = None
         for use in uses:
+            self._parents[use.block], before = (before, use.depth), use.block
             self._score[use.block] = self.score(use)
             heapq.heappush(self._heap, (self._score[use.block], -use.depth, use.block))
 
     def victim(self, may_go: Callable[[int], bool]) -> int | None:
-        passed: list[tuple[float, int, int]] = []
-        found = None
-        while self._heap and found is None:
-            item = heapq.heappop(self._heap)
-            score, _, block = item
-            if self._score.get(block) != score:
-                continue  # used since
-            passed.append(item)
-            found = block if may_go(block) else None
-        for item in passed:
-            heapq.heappush(self._heap, item)
-        return found
+        while self._heap:
+            score, _, block = heapq.heappop(self._heap)
+            # One that was used since has another score; one that may not go comes again when it is
+            # used, or when what follows it is gone.
+            if self._score.get(block) == score and may_go(block):
+                return block
+        return None
 
     def evicted(self, block: int) -> None:
         del self._score[block]
+        parent, depth = self._parents.pop(block)
+        if parent in self._score:
+            heapq.heappush(self._heap, (self._score[parent], 1 - depth, parent))
 
 
 class Frequency(Scored):
