@@ -122,6 +122,21 @@ class Chain:
         """The hash before block ``block``: its predecessor's, or the root."""
         return self.hashes[block - 1] if block else self.root
 
+    def tail(self, block: int, count: int) -> BlockHash:
+        """The hash of the tail of ``count`` tokens that follow the first ``block`` blocks."""
+        return block_hash(self.parent(block), self.tail_tokens(block, count))
+
+    def tail_tokens(self, block: int, count: int) -> NDArray[np.uint32]:
+        """The ``count`` tokens that follow the first ``block`` blocks; as ``tokens``."""
+        start = block * self.block_tokens
+        return self.tokens[start : start + count]
+
+    def hash_of(self, block: int) -> BlockHash:
+        """The hash of block ``block``: of a whole one, or, after the last, of the chain's tail."""
+        if block < len(self.hashes):
+            return self.hashes[block]
+        return self.tail(block, self.block_tokens)
+
     def extend(self, tokens: Sequence[int] | NDArray[np.integer]) -> None:
         """Append tokens; raises ValueError for ids outside u32."""
         self._append(as_tokens(tokens))

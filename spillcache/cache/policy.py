@@ -36,16 +36,30 @@ def restorable(present: Sequence[Collection[Part]], geometry: Geometry, limit: i
 
 def prefixes(present: Sequence[Collection[Part]], geometry: Geometry, limit: int) -> Iterator[int]:
     """Every number of blocks that can be restored, as ``restorable``, the largest first."""
-    limit = min(limit, len(present))
-    if geometry.has_kv:
-        missing = (i for i in range(limit) if Part.KV not in present[i])
-        limit = next(missing, limit)
+    limit = min(limit, _reach(present, geometry), len(present))
     windows = _runs(present[:limit], Part.WINDOW)
     for blocks in range(limit, 0, -1):
         if geometry.has_boundary and Part.BOUNDARY not in present[blocks - 1]:
             continue
         if windows[blocks - 1] >= min(geometry.window_blocks, blocks):
             yield blocks
+
+
+def tail_places(present: Sequence[Collection[Part]], geometry: Geometry, least: int) -> list[int]:
+    """After how many blocks, at least ``least``, a tail could be restored, if there is one: its own
+    parts, with the boundary among them, stand for what a whole block would need there.
+    """
+    windows = [0, *_runs(present, Part.WINDOW)]
+    reach = _reach(present, geometry)
+    return [n for n in range(least, reach + 1) if windows[n] >= min(geometry.window_blocks, n)]
+
+
+def _reach(present: Sequence[Collection[Part]], geometry: Geometry) -> int:
+    """How many blocks in a row have the part that every block of a prefix needs."""
+    if not geometry.has_kv:
+        return len(present)
+    missing = (i for i, parts in enumerate(present) if Part.KV not in parts)
+    return next(missing, len(present))
 
 
 def _runs(present: Sequence[Collection[Part]], part: Part) -> list[int]:
@@ -57,11 +71,13 @@ def _runs(present: Sequence[Collection[Part]], part: Part) -> list[int]:
     return runs
 
 
-def needed(geometry: Geometry, block: int, blocks: int) -> tuple[Part, ...]:
-    """The parts of block ``block`` that restoring a prefix of ``blocks`` blocks needs."""
+def needed(geometry: Geometry, block: int, blocks: int, *, ends: bool = True) -> tuple[Part, ...]:
+    """The parts of block ``block`` that restoring a prefix of ``blocks`` blocks needs. ``ends``:
+    whether it ends there, rather than with a tail, which needs all of its own parts.
+    """
     wanted = (
         (Part.KV, geometry.has_kv),
         (Part.WINDOW, block >= blocks - geometry.window_blocks),
-        (Part.BOUNDARY, geometry.has_boundary and block == blocks - 1),
+        (Part.BOUNDARY, geometry.has_boundary and block == blocks - 1 and ends),
     )
     return tuple(part for part, yes in wanted if yes)

@@ -7,8 +7,8 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from weakref import WeakSet
 
 import numpy as np
@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from spillcache.cache.breaker import Breaker
 from spillcache.cache.judge import Judge
+from spillcache.cache.match import Match, step_of
 from spillcache.cache.memory import clamp_ram
-from spillcache.cache.policy import needed, restorable
+from spillcache.cache.policy import needed, restorable, tail_places
 from spillcache.cache.ram import RamBlock, RamTier
 from spillcache.cache.restore import RestoreStream, Source, Step
 from spillcache.cache.spill import HANG_S, STEP_S, Flushed, Progress, Spiller
+from spillcache.cache.tails import in_ram, longest, on_disk, outgrown, tail_count
 from spillcache.cache.watch import Trouble, Watch
 from spillcache.cache.worth import Verdict
 from spillcache.chain import BlockHash, Chain
@@ -36,49 +38,13 @@ from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace
 from spillcache.state import BlockState, Geometry, Part
 from spillcache.store.block_store import BlockStore, Entry, Pin
+from spillcache.store.tails import MOST_TAILS
 
 log = logging.getLogger("spillcache.cache")
 
 STAGING_BYTES = 256 * MIB
 """RAM that the disk tier needs to pass blocks through, however small ``--cache-ram`` is."""
 _NO_HASHES: frozenset[BlockHash] = frozenset()
-
-
-@dataclass(slots=True)
-class Match:
-    """A prefix of ``blocks`` blocks that the tiers hold; pinned until ``release``, which must be
-    called.
-    """
-
-    chain: Chain
-    steps: list[Step]
-    verdict: Verdict = Verdict("miss", 0)  # noqa: RUF009 - it is frozen
-    """Why it is no longer than it is."""
-    _release: Callable[[], None] = field(default=lambda: None)
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks can be restored."""
-        return len(self.steps)
-
-    def blocks_by_source(self) -> dict[Source, int]:
-        """How many blocks come from each tier; one that needs no part comes with its successor."""
-        return dict(Counter(self.sources()))
-
-    def sources(self) -> list[Source]:
-        """The tier that each block comes from, as ``blocks_by_source``."""
-        found: list[Source] = []
-        source: Source = "ram"
-        for step in reversed(self.steps):
-            if step.ram or step.disk:
-                source = step.source
-            found.append(source)
-        return found[::-1]
-
-    def release(self) -> None:
-        """Unpin; may be called twice."""
-        release, self._release = self._release, lambda: None
-        release()
 
 
 class PrefixCache:
@@ -139,12 +105,12 @@ class PrefixCache:
         live_tokens: int = 0,
         disk: bool = True,
     ) -> Match:
-        """The longest restorable prefix of at most ``limit`` blocks, looked up without payload I/O;
-        or less of it, or none, where computing is quicker.
+        """The longest restorable prefix of at most ``limit`` blocks, and a tail after them, looked
+        up without payload I/O; or less of it, or none, where computing is quicker.
 
         ``limit`` defaults to all that a prompt can reuse. When RAM holds that much, the disk is not
         asked, nor without ``disk``. ``without``: blocks whose copy on disk is not to be used (it
-        just failed). ``above``: a prefix of no more blocks than this is of no use; where it is
+        just failed). ``above``: a prefix of no more tokens than this is of no use; where it is
         plain that no tier has a longer one, the match is empty, and the blocks before are not
         looked at. ``live_tokens``: what the engine could go on from instead.
         """
@@ -155,19 +121,20 @@ class PrefixCache:
             return Match(chain, [])
         with self._lock:
             blocks = [None if h in without else self._pinned(h) for h in hashes]
+            tails = in_ram(self._ram, chain, range(len(hashes) + 1), without)
+            pinned = [*blocks, *(self._pinned(tail.hash) for tail in tails.values())]
             without = {*without, *self._doubted} if self._doubted else without
         try:
             steps, verdict = self._steps(
-                chain, hashes, blocks, without, live_tokens=live_tokens, disk=disk
+                chain, hashes, blocks, tails, without, live_tokens=live_tokens, disk=disk
             )
             pin = self._pin(steps)
         except BaseException:
-            self._unpin_all(block for block in blocks if block is not None)
+            self._unpin_all(block for block in pinned if block is not None)
             raise
-        used = [bool(i < len(steps) and steps[i].ram) for i in range(len(blocks))]
-        pairs = [(block, use) for block, use in zip(blocks, used, strict=True) if block is not None]
-        self._unpin_all(block for block, use in pairs if not use)
-        held = [block for block, use in pairs if use]
+        used = {step.hash for step in steps if step.ram}
+        self._unpin_all(block for block in pinned if block is not None and block.hash not in used)
+        held = [block for block in pinned if block is not None and block.hash in used]
 
         def release() -> None:
             self._unpin_all(held)
@@ -177,21 +144,36 @@ class PrefixCache:
         return Match(chain, steps, verdict, release)
 
     def _goes_past(self, above: int, chain: Chain, hashes: list[BlockHash]) -> bool:
-        """Whether a tier has a block that every prefix of more than ``above`` blocks needs."""
-        # With kv that is the very next one; without, any later one's boundary will do.
-        later = hashes[above : above + 1] if self.geometry.has_kv else hashes[above:]
+        """Whether a tier has a block, or a tail, that every prefix of more than ``above`` tokens
+        needs.
+        """
+        # With kv that is the very next block; without, any later one's boundary will do.
+        first = above // chain.block_tokens
+        later = hashes[first : first + 1] if self.geometry.has_kv else hashes[first:]
+        places = [first] if self.geometry.has_kv else range(first, len(hashes) + 1)
         with self._lock:
             if any(self._ram.get(h) is not None for h in later):
                 return True
-        if not later or self._store is None or not self._breaker.closed:
+            if any(
+                block * chain.block_tokens + tail.tail_tokens > above
+                for block, tail in in_ram(self._ram, chain, places, ()).items()
+            ):
+                return True
+        if self._store is None or not self._breaker.closed:
             return False
-        return any(self._find(chain, later))
+        if later and any(self._find(chain, later) or ()):
+            return True
+        return any(
+            block * chain.block_tokens + tail_count(entries) > above
+            for block, entries in self._find_tails(chain, places, ()).items()
+        )
 
     def _steps(
         self,
         chain: Chain,
         hashes: list[BlockHash],
         blocks: list[RamBlock | None],
+        tails: Mapping[int, RamBlock],
         without: Collection[BlockHash],
         *,
         live_tokens: int,
@@ -201,18 +183,45 @@ class PrefixCache:
         present: list[set[Part]] = [set(b.parts) if b else set() for b in blocks]
         count = restorable(present, self.geometry, len(hashes))
         found: list[Mapping[Part, Entry]] = [{} for _ in hashes]
-        if disk and count < len(hashes) and self._store is not None and self._breaker.closed:
+        asks = disk and self._store is not None and self._breaker.closed
+        if asks and count < len(hashes):
             wanted = set(self.geometry.parts)
             asked = [
                 i for i, h in enumerate(hashes) if h not in without and not wanted <= present[i]
             ]
-            for i, entries in zip(
-                asked, self._find(chain, [hashes[i] for i in asked]), strict=True
-            ):
+            rows = self._find(chain, [hashes[i] for i in asked])
+            asks = rows is not None
+            for i, entries in zip(asked, rows or (), strict=asks):
                 found[i] = entries
+        both = [parts | saved.keys() for parts, saved in zip(present, found, strict=True)]
+        places = tail_places(both, self.geometry, restorable(both, self.geometry, len(hashes)))
+        asks = asks and bool(places) and places[-1] not in tails
+        tail = longest(places, tails, self._find_tails(chain, places, without) if asks else {})
+        if tail is not None and tail.index * chain.block_tokens + tail.tail_tokens > live_tokens:
+            # For the judge it is one block more.
+            present = [*present[: tail.index], set(tail.ram)]
+            found = [*found[: tail.index], tail.disk]
+        else:
+            tail = None
         verdict = self.judge.choose(chain.namespace.id, present, found, live_tokens)
-        count = verdict.blocks
-        return [self._step(i, hashes[i], blocks[i], found[i], count) for i in range(count)], verdict
+        ends = tail is None or verdict.blocks <= tail.index
+        count = verdict.blocks if ends or tail is None else tail.index
+        steps = [
+            step_of(i, hashes[i], blocks[i], found[i], needed(self.geometry, i, count, ends=ends))
+            for i in range(count)
+        ]
+        return steps if ends or tail is None else [*steps, tail], verdict
+
+    def _find_tails(
+        self, chain: Chain, places: Sequence[int], without: Collection[BlockHash]
+    ) -> dict[int, Mapping[Part, Entry]]:
+        """What the disk has of tails after ``places`` blocks; nothing when it fails."""
+        try:
+            if self._store is not None and places:
+                return on_disk(self._store, chain, places, self.geometry.parts, without)
+        except StoreError as error:
+            self.failed(error)
+        return {}
 
     def _pinned(self, block_hash: BlockHash) -> RamBlock | None:
         block = self._ram.get(block_hash)
@@ -232,31 +241,14 @@ class PrefixCache:
             for block in blocks:
                 self._unpin(block)
 
-    def _find(self, chain: Chain, hashes: list[BlockHash]) -> Sequence[Mapping[Part, Entry]]:
-        """What the disk has of these blocks; nothing when it fails."""
+    def _find(self, chain: Chain, hashes: list[BlockHash]) -> Sequence[Mapping[Part, Entry]] | None:
+        """What the disk has of these blocks; None when it fails."""
         try:
             if self._store is not None:
                 return self._store.find(chain.namespace.id, hashes, self.geometry.parts)
         except StoreError as error:
             self.failed(error)
-        return [{} for _ in hashes]
-
-    def _step(
-        self,
-        index: int,
-        block_hash: BlockHash,
-        block: RamBlock | None,
-        found: Mapping[Part, Entry],
-        count: int,
-    ) -> Step:
-        ram: dict[Part, memoryview] = {}
-        disk: dict[Part, Entry] = {}
-        for part in needed(self.geometry, index, count):
-            if block is not None and part in block.parts:
-                ram[part] = block.parts[part]
-            else:
-                disk[part] = found[part]
-        return Step(index, block_hash, ram, disk)
+        return None
 
     def _pin(self, steps: list[Step]) -> Pin | None:
         entries = [entry for step in steps for entry in step.disk.values()]
@@ -286,16 +278,15 @@ class PrefixCache:
         self._count_pause(steps)
         if blocks == match.blocks and any(step.disk for step in steps):
             self._breaker.worked("read")
-        tokens: Counter[Source] = Counter()
+        tokens = match.tokens_by_source(blocks)
         for source, count in Counter(match.sources()[:blocks]).items():
-            tokens[source] = count * self.geometry.block_tokens
             self._metrics.restored_blocks.labels(source).inc(count)
             self._metrics.restored_tokens.labels(source).inc(tokens[source])
         ram = sum(len(view) for step in steps for view in step.ram.values())
         disk = sum(entry.raw_bytes for step in steps for entry in step.disk.values())
         self._metrics.restored_bytes.labels("ram").inc(ram)
         self._metrics.restored_bytes.labels("disk").inc(disk)
-        return dict(tokens)
+        return tokens
 
     def _count_pause(self, steps: Sequence[Step]) -> None:
         """How long the disk had these blocks until they were used again."""
@@ -315,28 +306,31 @@ class PrefixCache:
     def wants(self, chain: Chain, block: int, *, boundary: bool = False) -> bool:
         """Whether RAM lacks a part of block ``block``, so that exporting it is worth the copy."""
         with self._lock:
-            known = self._ram.get(chain.hashes[block])
+            known = self._ram.get(chain.hash_of(block))
         if known is None:
             return True
         parts = self.geometry.parts
         return any(p not in known.parts for p in parts if boundary or p is not Part.BOUNDARY)
 
     def offer(self, chain: Chain, block: int, state: BlockState) -> None:
-        """Keep a copy of the state of whole block ``block`` of ``chain``; the caller keeps its
-        buffers.
+        """Keep a copy of the state of whole block ``block`` of ``chain``, or, after the last, of
+        its tail; the caller keeps its buffers.
 
-        Never waits for the disk: what finds no room is dropped and counted.
+        Never waits for the disk: what finds no room is dropped and counted. A tail with a part
+        missing serves nobody and is not kept; of one parent's tails the last few are.
         """
-        if not state:
+        is_tail = block == chain.blocks
+        if not state or (is_tail and not state.keys() >= set(self.geometry.parts)):
             return
+        name, tail = chain.hash_of(block), b""
+        if is_tail:
+            tail = chain.tail_tokens(block, chain.block_tokens).astype("<u4").tobytes()
         size, now = sum(len(payload) for payload in state.values()), time.monotonic()
         with self._lock:
-            known = self._ram.get(chain.hashes[block])
+            known = self._ram.get(name)
             if known is not None and known.leaving:
                 return
-            entry = known or RamBlock(
-                chain.namespace, chain.hashes[block], chain.parent(block), block
-            )
+            entry = known or RamBlock(chain.namespace, name, chain.parent(block), block, tail=tail)
             if not self._make_room(size, entry):
                 self._metrics.dropped_blocks.labels("ram", "full").inc()
                 return
@@ -344,6 +338,9 @@ class PrefixCache:
                 entry.dirty_since = now
             entry.last_use = now
             self._ram.add(entry, state, save=self._spiller is not None)
+            for old in self._ram.tails(entry.parent)[:-MOST_TAILS]:
+                if not old.pins and not old.leaving:
+                    self._ram.remove(old)
 
     def _make_room(self, size: int, keep: RamBlock) -> bool:
         """Evict until ``size`` bytes fit; False when that can't be.
@@ -385,20 +382,27 @@ class PrefixCache:
 
     def used(self, chain: Chain) -> None:
         """Count a use of a whole conversation, when its turn is over: it is the last to be
-        evicted.
+        evicted. Tails of its earlier turns are not worth a write any more.
         """
-        hashes = chain.hashes
+        hashes, tail = chain.hashes, chain.hash_of(chain.blocks)
         with self._lock:
-            reused = self._ram.touch(hashes, time.monotonic())
+            for old in outgrown(self._ram, chain):
+                if not old.leaving:
+                    self._ram.saved(old, *old.parts)
+            tails = [tail] if self._ram.get(tail) is not None else []
+            reused = min(self._ram.touch([*hashes, *tails], time.monotonic()), len(hashes))
             ahead_s = self._ram.order.pause.ahead_s
-        if self._store is None or not hashes:
+        if self._store is None:
             return
         windows = max(1, self.geometry.window_blocks)
         # What was used before stays longer: the deepest such block, for all before it.
-        ends = {len(hashes): 0.0} | ({reused: ahead_s} if reused else {})
+        ends = {len(hashes): 0.0} | {reused: ahead_s}
         try:
+            for name in tails:
+                self._store.touch(chain.namespace.id, name)
             for end, ahead in ends.items():
-                self._store.touch(chain.namespace.id, hashes[end - 1], windows, ahead)
+                if end:
+                    self._store.touch(chain.namespace.id, hashes[end - 1], windows, ahead)
         except StoreError as error:
             self.failed(error)
 

@@ -33,6 +33,13 @@ class RamBlock:
     """Evicted, and only here until it is on disk."""
     removed: bool = False
     """Nobody finds it any more; its buffers are held until the last pin goes."""
+    tail: bytes = b""
+    """The tokens (u32 little-endian) of a partial last block; empty for a whole block."""
+
+    @property
+    def tail_tokens(self) -> int:
+        """How many tokens a tail has; 0 for a whole block."""
+        return len(self.tail) // 4
 
     @property
     def size(self) -> int:
@@ -93,6 +100,8 @@ class RamTier:
         self.order: Order[BlockHash] = Order()
         self._children: Counter[BlockHash] = Counter()
         """By the parent's hash, whether or not the parent is here: it may come (back) later."""
+        self._tails: defaultdict[BlockHash, dict[BlockHash, RamBlock]] = defaultdict(dict)
+        """By the parent's hash, those that came first first."""
         self._dirty: dict[BlockHash, RamBlock] = {}
         """Those with unsaved parts, so that a look for them does not cost a look at all."""
 
@@ -102,6 +111,10 @@ class RamTier:
     def get(self, block: BlockHash) -> RamBlock | None:
         """The block, or None; does not count as a use."""
         return self._blocks.get(block)
+
+    def tails(self, parent: BlockHash) -> list[RamBlock]:
+        """The tails that follow ``parent``, the one that came last last."""
+        return list(self._tails[parent].values()) if parent in self._tails else []
 
     def unsaved(self) -> Iterator[RamBlock]:
         """All blocks with parts that are not on disk, those that became so first first."""
@@ -147,6 +160,8 @@ class RamTier:
         if block.hash not in self._blocks:
             self._blocks[block.hash] = block
             self._children[block.parent] += 1
+            if block.tail:
+                self._tails[block.parent][block.hash] = block
         self.order.add(block.hash, block.last_use)
 
     def touch(self, chain: Sequence[BlockHash], now: float) -> int:
@@ -191,6 +206,10 @@ class RamTier:
         if not block.leaving:
             self.order.forget(block.hash)
             self._orphan(block)
+        if block.tail:
+            del self._tails[block.parent][block.hash]
+            if not self._tails[block.parent]:
+                del self._tails[block.parent]
         self.saved(block, *block.parts)
         block.removed = True
         if not block.pins:

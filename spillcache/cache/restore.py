@@ -36,6 +36,8 @@ class Step:
     hash: BlockHash
     ram: dict[Part, memoryview]
     disk: dict[Part, Entry]
+    tail_tokens: int = 0
+    """How many tokens a tail has; 0 for a whole block."""
 
     @property
     def source(self) -> Source:
@@ -57,6 +59,8 @@ class RestoredBlock:
     index: int
     state: dict[Part, Buffer]
     source: Source
+    tail_tokens: int = 0
+    """How many tokens a tail has; 0 for a whole block."""
     _payloads: list[Payload] = field(default_factory=list)
 
     @property
@@ -139,7 +143,7 @@ class RestoreStream:
         if self._reader is None:
             step = self._steps[self._next]
             self._next += 1
-            return RestoredBlock(step.index, dict(step.ram), "ram")
+            return RestoredBlock(step.index, dict(step.ram), "ram", step.tail_tokens)
         try:
             item = self._ready.get(timeout=timeout_s) if timeout_s > 0 else self._ready.get_nowait()
         except queue.Empty:
@@ -210,7 +214,7 @@ class RestoreStream:
         )
         try:
             for step in self._steps:
-                block = RestoredBlock(step.index, dict(step.ram), step.source)
+                block = RestoredBlock(step.index, dict(step.ram), step.source, step.tail_tokens)
                 if not self._fill(block, step, payloads):
                     return
                 yield block

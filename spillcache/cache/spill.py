@@ -327,7 +327,8 @@ class Spiller:
         return found
 
     def _long_enough(self, block: RamBlock) -> bool:
-        return (block.index + 1) * self._geometry.block_tokens >= self._config.min_tokens
+        size = self._geometry.block_tokens
+        return block.index * size + (block.tail_tokens or size) >= self._config.min_tokens
 
     def _discard_condemned(self) -> None:
         while self._condemned:
@@ -439,12 +440,14 @@ class Spiller:
         while block is not None and block.unsaved:
             blocks.append(block)
             block = self._ram.get(block.parent)
+        # A tail needs what a restore of the blocks before it does, and all of its own.
+        end = leaf.index if leaf.tail else leaf.index + 1
         items = [
             _Item(
                 block,
                 part,
                 block.parts[part],
-                rank(part, self._geometry, block.index, leaf.index + 1),
+                0 if block.tail else rank(part, self._geometry, block.index, end),
             )
             for part in sorted({p for b in blocks for p in b.unsaved}, key=lambda p: RANKS[p])
             for block in reversed(blocks)
@@ -462,9 +465,10 @@ class Spiller:
                 part=item.part,
                 parent=item.block.parent,
                 block_index=item.block.index,
-                token_count=self._geometry.block_tokens,
+                token_count=item.block.tail_tokens or self._geometry.block_tokens,
                 payload=item.payload,
                 rank=item.rank,
+                tail=item.block.tail,
             )
             for item in group
         ]

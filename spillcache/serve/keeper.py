@@ -10,6 +10,7 @@ from spillcache.chain import Chain
 from spillcache.engine.base import Engine
 from spillcache.errors import StateRejected
 from spillcache.serve.adapters import Namespaces
+from spillcache.serve.job import GenerationRequest
 from spillcache.serve.slots import Phase, Slot
 from spillcache.state import Part
 
@@ -66,14 +67,30 @@ class Keeper:
         stride = self._engine.geometry.boundary_stride
         return bool(stride) and (block + 1) % stride == 0
 
-    def end_turn(self, slot: Slot) -> None:
-        """Keep the answer's last boundary, and count a use of the conversation."""
+    def end_turn(self, slot: Slot, request: GenerationRequest | None) -> None:
+        """Keep the answer's last boundary and the tail, and count a use of the conversation.
+
+        ``slot.chain`` is what the sequence holds. ``request``: the one that ends, unless it failed.
+        """
         chain, boundary, slot.boundary = slot.chain, slot.boundary, None
         if chain is None or not self._ours(chain):
             return
         if boundary is not None and boundary[0] < chain.blocks:
             self._cache.offer(chain, *boundary)
+        if request is not None and request.cache_store and request.cache_prompt:
+            self._keep_tail(slot, chain)
         self._cache.used(chain)
+
+    def _keep_tail(self, slot: Slot, chain: Chain) -> None:
+        """Offer the last, partial block, so that the next turn goes on from just here."""
+        block = chain.blocks
+        has_tail = len(chain) % chain.block_tokens > 0
+        if not has_tail or not self._cache.wants(chain, block, boundary=True):
+            return
+        try:
+            self._cache.offer(chain, block, self._engine.export(slot.index, block, boundary=True))
+        except StateRejected as error:
+            log.warning("a tail was not kept: %s", error)
 
     def _ours(self, chain: Chain) -> bool:
         """Whether the chain was begun after the tiers were attached."""

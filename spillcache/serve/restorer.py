@@ -5,7 +5,8 @@ thread.
 import logging
 import time
 
-from spillcache.cache.prefix_cache import Match, PrefixCache
+from spillcache.cache.match import Match
+from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.cache.restore import SOURCES
 from spillcache.chain import BlockHash, Chain
 from spillcache.config import KIB
@@ -47,7 +48,7 @@ class Restorer:
         size = self._engine.geometry.block_tokens
         if live >= self._engine.geometry.blocks_reusable(len(chain)) * size:
             return None, "live" if live else "miss"
-        match = self._cache.match(chain, above=live // size, live_tokens=live)
+        match = self._cache.match(chain, above=live, live_tokens=live)
         verdict = match.verdict
         if not ahead:
             self._cache.refused(verdict.tier, verdict.left(live, size), SLOW)
@@ -66,8 +67,7 @@ class Restorer:
         with that, unless there is something better by now.
         """
         match = self._cache.match(chain, live_tokens=live)
-        size = self._engine.geometry.block_tokens
-        if match.blocks > ahead.match.blocks or ahead.match.blocks * size <= live:
+        if match.tokens > ahead.match.tokens or ahead.match.tokens <= live:
             match.release()
             ahead.close()
             return self.begin(chain, live)
@@ -134,7 +134,7 @@ class Restorer:
             self._check_late(restore, now)
             return False
         try:
-            self._engine.import_(sequence, block.index, block.state)
+            self._engine.import_(sequence, block.index, block.state, block.tail_tokens or None)
             restore.size += block.size
         finally:
             block.release()
@@ -229,8 +229,9 @@ class Restorer:
 
     def tokens_by_tier(self, restore: Restore) -> dict[Tier, int]:
         """Restored tokens by the tier that they came from; empty when it was given up."""
-        size = self._engine.geometry.block_tokens
-        return {tier: n * size for tier, n in restore.match.blocks_by_source().items()}
+        by_tier: dict[Tier, int] = {}
+        by_tier.update(restore.match.tokens_by_source().items())
+        return by_tier
 
 
 def _deadline(match: Match, now: float) -> float:

@@ -303,7 +303,7 @@ class Scheduler:
         if not self._restorer.advance(slot.index, restore, pace):
             return
         slot.restore, slot.phase = None, Phase.PREFILL
-        slot.on_trial = restore.match.blocks
+        slot.on_trial, slot.tail_on_trial = restore.match.blocks, restore.match.tail
         if job.answer:  # taken up again after it gave way: what is reused is not the prompt's
             return
         job.restore_s = time.monotonic() - restore.started
@@ -463,7 +463,7 @@ class Scheduler:
     def _preempt(self, slot: Slot) -> None:
         """Put a request back at the head of the queue; its blocks are in RAM."""
         log.info("the context is full: a request gives way and is taken up again")
-        self._end_turn(slot)
+        self._end_turn(slot, slot.job)
         self._put_back(slot)
 
     def _put_back(self, slot: Slot) -> None:
@@ -492,10 +492,10 @@ class Scheduler:
         if slot.job is not None:
             slot.job.emit(ErrorEvent(error))
             self._metrics.requests.labels("error").inc()
-        self._release(slot)
+        self._release(slot, failed=True)
         self._forget(slot)
 
-    def _release(self, slot: Slot) -> None:
+    def _release(self, slot: Slot, *, failed: bool = False) -> None:
         """The request is over; the sequence stays live for its next turn."""
         if slot.phase is Phase.RESTORE:
             self._forget(slot)
@@ -504,15 +504,15 @@ class Scheduler:
         if job is not None:
             self._end(job)
         self._metrics.active.set(self.busy())
-        self._end_turn(slot)
+        self._end_turn(slot, None if failed else job)
 
-    def _end_turn(self, slot: Slot) -> None:
+    def _end_turn(self, slot: Slot, job: Job | None) -> None:
         if slot.chain is None:
             return
         slot.chain.truncate(self._engine.length(slot.index))
         try:
             if self._keeper is not None:
-                self._keeper.end_turn(slot)
+                self._keeper.end_turn(slot, job.request if job is not None else None)
         except Exception:  # the answer is out: what the cache can't take must not undo that
             log.exception("the end of a turn was not kept")
 

@@ -7,7 +7,7 @@ from enum import Enum
 
 import numpy as np
 
-from spillcache.cache.prefix_cache import Match
+from spillcache.cache.match import Match
 from spillcache.cache.restore import RestoreStream
 from spillcache.chain import BlockHash, Chain
 from spillcache.engine.base import AdapterScales, Sampler, Tokens
@@ -156,6 +156,8 @@ class Slot:
     """Restored blocks in the sequence that have not given logits yet: see ``trial``."""
     unkept: bool = False
     """Whether a request that stores nothing computed some of it, so that the tiers lack it."""
+    tail_on_trial: BlockHash | None = None
+    """The tail among them, if there is one."""
 
     def keep_boundary(self, block: int, state: BlockState) -> None:
         """Copy the boundary at the end of ``block``, in place of an earlier one."""

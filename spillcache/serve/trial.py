@@ -32,6 +32,7 @@ class Trials:
         """
         blocks = -(-live // self._engine.geometry.block_tokens)
         slot.on_trial = min(source.on_trial, blocks)
+        slot.tail_on_trial = source.tail_on_trial if slot.on_trial else None
 
     def failed(self, slot: Slot, error: EngineError) -> bool:
         """Whether restored state may be the reason; then its request is to be computed anew."""
@@ -42,6 +43,8 @@ class Trials:
         # What was computed from it is no better.
         computed = self._engine.length(slot.index) // self._engine.geometry.block_tokens
         hashes = chain.hashes[: max(slot.on_trial, computed)]
+        if slot.tail_on_trial is not None:
+            hashes.append(slot.tail_on_trial)
         self._cache.doubt(hashes)
         for tier in SOURCES:
             self._cache.refused(tier, job.cached.get(tier, 0), error.code)

@@ -30,6 +30,7 @@ from spillcache.store.quarantine import is_record
 from spillcache.store.rows import Entry
 from spillcache.store.segments import segment_of
 from spillcache.store.small_files import TEMPORARY
+from spillcache.store.tails import tails_of
 from spillcache.store.tenancy import alone_with
 
 log = logging.getLogger("spillcache.store")
@@ -78,12 +79,14 @@ def purge(store: OpenStore, namespace_id: bytes | None, progress: Progress) -> P
 
 
 def discard(store: OpenStore, namespace_id: bytes, blocks: Sequence[BlockHash], reason: str) -> int:
-    """Delete all parts of ``blocks``; how many objects went. Raises StoreError."""
+    """Delete all parts of ``blocks``, and their tails; how many objects went. Raises StoreError."""
 
     def work(catalog: Catalog) -> list[Place]:
         places: list[Place] = []
         # Deepest first: a row that others follow would stay without bytes.
         for block in reversed(blocks):
+            for tail in tails_of(catalog, namespace_id, block):
+                places += catalog.remove(next(iter(tail.values())))
             for part in reversed(Part):
                 entry = catalog.entry(namespace_id, block, part)
                 if entry is not None and entry.is_present:

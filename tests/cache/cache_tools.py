@@ -11,7 +11,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from spillcache.cache.prefix_cache import Match, PrefixCache
+from spillcache.cache.match import Match
+from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.cache.restore import RestoreStream
 from spillcache.chain import BlockHash, Chain
 from spillcache.config import MIB, CacheConfig, StoreConfig

@@ -197,14 +197,14 @@ def test_only_a_prefix_above_what_is_there_already_is_of_use(
     if tier == "disk":
         cache.close()
         cache = open_cache(open_store(tmp_path), geometry)
-    assert [cache.match(c, above=n).blocks for n in range(7)] == [4, 4, 4, 4, 0, 0, 0]
+    assert [cache.match(c, above=n * BLOCK).blocks for n in range(7)] == [4, 4, 4, 4, 0, 0, 0]
 
 
 def test_above_a_boundary_that_comes_late(open_cache: OpenCache) -> None:
     """Without kv it is not the next block that a longer prefix needs."""
     cache, c = open_cache(geometry=RECURRENT), chain(6)
     cache.offer(c, 4, state_of(c, 4, (B,)))
-    assert [cache.match(c, above=n).blocks for n in (0, 2, 4, 5)] == [5, 5, 5, 0]
+    assert [cache.match(c, above=n * BLOCK).blocks for n in (0, 2, 4, 5)] == [5, 5, 5, 0]
 
 
 def test_above_a_resident_conversation_one_block_is_looked_up(
@@ -219,9 +219,9 @@ def test_above_a_resident_conversation_one_block_is_looked_up(
     monkeypatch.setattr(
         store, "find", lambda ns, blocks, parts: asked.append(blocks) or real(ns, blocks, parts)
     )
-    assert cache.match(c, above=6).blocks == 0
+    assert cache.match(c, above=6 * BLOCK).blocks == 0
     assert asked == []
-    assert cache.match(c, above=4).blocks == 6
+    assert cache.match(c, above=4 * BLOCK).blocks == 6
     assert asked[0] == [c.hashes[4]]
 
 

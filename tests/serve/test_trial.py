@@ -217,11 +217,11 @@ def test_a_block_that_the_engine_refuses_does_not_come_back(
     refusals: list[int] = []
     import_ = LlamaEngine.import_
 
-    def refuse(self: LlamaEngine, sequence: int, block: int, state: Any) -> None:
+    def refuse(self: LlamaEngine, sequence: int, block: int, state: Any, tokens: Any) -> None:
         if block == BAD and not refusals:
             refusals.append(block)
             state = {Part.KV: bytes(state[Part.KV][:-1])}  # a byte too short
-        import_(self, sequence, block, state)
+        import_(self, sequence, block, state, tokens)
 
     monkeypatch.setattr(LlamaEngine, "import_", refuse)
     with caplog.at_level(logging.WARNING), Stack(gguf_model("llama"), filled) as stack:

@@ -1,0 +1,89 @@
+"""Which tails a prompt goes on with: partial last blocks, of earlier turns, that are all of it so
+far.
+
+A tail is named by its parent and its tokens, so the prompt's own tokens tell. It serves only
+prompts that are longer: an identical one computes its last call again, as it did the first time.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from spillcache.cache.ram import RamBlock, RamTier
+from spillcache.cache.restore import Step
+from spillcache.chain import BlockHash, Chain
+from spillcache.state import Part
+from spillcache.store.block_store import BlockStore, Entry
+
+
+def in_ram(
+    ram: RamTier, chain: Chain, places: Iterable[int], without: Collection[BlockHash]
+) -> dict[int, RamBlock]:
+    """The longest tail after each of ``places`` blocks, if any; under the lock of ``ram``."""
+    found: dict[int, RamBlock] = {}
+    for block in places:
+        for tail in ram.tails(chain.parent(block)):
+            best = found.get(block)
+            if tail.hash in without or (best and best.tail_tokens >= tail.tail_tokens):
+                continue
+            if goes_on(chain, block, tail.hash, tail.tail_tokens):
+                found[block] = tail
+    return found
+
+
+def on_disk(
+    store: BlockStore,
+    chain: Chain,
+    places: Sequence[int],
+    parts: Sequence[Part],
+    without: Collection[BlockHash],
+) -> dict[int, Mapping[Part, Entry]]:
+    """As ``in_ram``, of those that are whole; one lookup, without payload I/O. Raises
+    StoreError.
+    """
+    found: dict[int, Mapping[Part, Entry]] = {}
+    tails = store.tails(chain.namespace.id, [chain.parent(block) for block in places])
+    for block, known in zip(places, tails, strict=True):
+        for entries in known:
+            name, count = next(iter(entries.values())).block, tail_count(entries)
+            if name in without or not entries.keys() >= set(parts):
+                continue
+            if count > tail_count(found.get(block, {})) and goes_on(chain, block, name, count):
+                found[block] = entries
+    return found
+
+
+def tail_count(entries: Mapping[Part, Entry]) -> int:
+    """How many tokens a tail on disk has; 0 for none."""
+    return next((entry.token_count for entry in entries.values()), 0)
+
+
+def longest(
+    places: Sequence[int], ram: Mapping[int, RamBlock], disk: Mapping[int, Mapping[Part, Entry]]
+) -> Step | None:
+    """The tail that makes the longest prefix, after one of ``places`` blocks (ascending)."""
+    for block in reversed(places):
+        held, entries = ram.get(block), disk.get(block, {})
+        count = tail_count(entries)
+        if held is not None and held.tail_tokens >= count:
+            return Step(block, held.hash, dict(held.parts), {}, held.tail_tokens)
+        if count:
+            name = next(iter(entries.values())).block
+            return Step(block, name, {}, dict(entries), count)
+    return None
+
+
+def goes_on(chain: Chain, block: int, tail: BlockHash, count: int) -> bool:
+    """Whether a prompt is longer than its first ``block`` blocks and these ``count`` tokens, and
+    begins with them.
+    """
+    end = block * chain.block_tokens + count
+    return end < len(chain) and chain.tail(block, count) == tail
+
+
+def outgrown(ram: RamTier, chain: Chain) -> list[RamBlock]:
+    """Tails of earlier turns of ``chain`` that are not on disk; under the lock of ``ram``."""
+    return [
+        tail
+        for block in range(chain.blocks + 1)
+        for tail in ram.tails(chain.parent(block))
+        if tail.unsaved and goes_on(chain, block, tail.hash, tail.tail_tokens)
+    ]

@@ -1,0 +1,285 @@
+"""Tails: the longest that a prompt goes on with, from RAM or from disk, and never a wrong one."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from cache_tools import (
+    BLOCK,
+    HYBRID,
+    NS,
+    PLAIN,
+    RECURRENT,
+    WINDOWED,
+    OpenCache,
+    Parts,
+    WatchedStore,
+    damage,
+    open_store,
+    restored,
+)
+
+from spillcache.cache.match import Match
+from spillcache.cache.policy import needed, tail_places
+from spillcache.cache.prefix_cache import PrefixCache
+from spillcache.chain import Chain
+from spillcache.errors import CorruptBlock
+from spillcache.state import Geometry, Part
+from spillcache.store.block_store import BlockStore
+from spillcache.store.tails import MOST_TAILS
+
+K, W, B = Part.KV, Part.WINDOW, Part.BOUNDARY
+GEOMETRIES = [PLAIN, WINDOWED, HYBRID, RECURRENT]
+IDS = ["plain", "windowed", "hybrid", "recurrent"]
+
+
+def chain(*tokens: int, salt: bytes = b"") -> Chain:
+    return Chain(NS, BLOCK, tokens, salt)
+
+
+def payload(c: Chain, block: int, part: Part) -> bytes:
+    return (c.hash_of(block) + bytes([part])) * 30
+
+
+def state_of(c: Chain, block: int, parts: Sequence[Part]) -> Parts:
+    return {part: payload(c, block, part) for part in parts}
+
+
+def turn(cache: PrefixCache, c: Chain) -> None:
+    """What the end of a turn leaves: blocks without boundaries, and a tail with all it has."""
+    parts = cache.geometry.parts
+    whole = [part for part in parts if part is not B]
+    for block in range(c.blocks):
+        if whole:
+            cache.offer(c, block, state_of(c, block, whole))
+    if len(c) % BLOCK:
+        cache.offer(c, c.blocks, state_of(c, c.blocks, parts))
+    cache.used(c)
+
+
+def found(cache: PrefixCache, c: Chain) -> tuple[int, int]:
+    """Tokens that come back, and how many of them from disk, once every byte was compared."""
+    match = cache.match(c)
+    count, disk = match.tokens, match.tokens_by_source().get("disk", 0)
+    tail, blocks = match.steps[-1].tail_tokens if match.steps else 0, match.blocks
+    said = Chain(NS, BLOCK, c.tokens[: (blocks - 1) * BLOCK + tail]) if tail else c
+    for index, parts in enumerate(restored(cache, match)):
+        assert parts == state_of(said, index, list(parts))
+    return count, disk
+
+
+SAID = tuple(range(100, 111))
+"""Two blocks and three tokens."""
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=IDS)
+@pytest.mark.parametrize("tier", ["ram", "disk"])
+def test_a_longer_prompt_goes_on_from_the_tail(
+    tmp_path: Path, open_cache: OpenCache, geometry: Geometry, tier: str
+) -> None:
+    cache = open_cache(open_store(tmp_path), geometry)
+    turn(cache, chain(*SAID))
+    if tier == "disk":
+        cache.close()
+        cache = open_cache(open_store(tmp_path), geometry)
+    disk = len(SAID) if tier == "disk" else 0
+    for more in ([7], [7, 8], [7] * 9):
+        assert found(cache, chain(*SAID, *more)) == (len(SAID), disk)
+    # Not longer, or not the same: only whole blocks, which here lack a boundary on some.
+    blocks = 0 if geometry.has_boundary else 2 * BLOCK
+    for other in (SAID, SAID[:-1], (*SAID[:-1], 7, 7), (*SAID[:-2], 7, 7, 7, 7)):
+        assert cache.match(chain(*other)).tokens == blocks
+    assert cache.match(Chain(NS, BLOCK, (*SAID, 7), b"another's")).tokens == 0
+
+
+@pytest.mark.parametrize("tier", ["ram", "disk"])
+def test_before_the_first_block(tmp_path: Path, open_cache: OpenCache, tier: str) -> None:
+    cache = open_cache(open_store(tmp_path))
+    turn(cache, chain(1, 2))
+    if tier == "disk":
+        cache.close()
+        cache = open_cache(open_store(tmp_path))
+    assert cache.match(chain(1, 2, 3)).tokens == 2
+    assert cache.match(chain(1, 2)).tokens == 0
+
+
+@pytest.mark.parametrize("tier", ["ram", "disk"])
+def test_the_longest_of_several(tmp_path: Path, open_cache: OpenCache, tier: str) -> None:
+    cache = open_cache(open_store(tmp_path))
+    base = SAID[:8]
+    for end in ([1], [1, 2, 3], [1, 2], [9, 9, 9]):
+        turn(cache, chain(*base, *end))
+        cache.flush()
+    if tier == "disk":
+        cache.close()
+        cache = open_cache(open_store(tmp_path))
+    assert found(cache, chain(*base, 1, 2, 3, 4))[0] == 11
+    assert found(cache, chain(*base, 1, 2, 3))[0] == 10
+    assert found(cache, chain(*base, 1, 2, 7, 7))[0] == 10
+    assert found(cache, chain(*base, 9, 9, 9, 1, 1))[0] == 11
+    assert found(cache, chain(*base, 8, 8))[0] == 8
+
+
+def test_a_whole_block_is_better_than_a_tail(open_cache: OpenCache) -> None:
+    cache = open_cache()
+    turn(cache, chain(*SAID))
+    turn(cache, chain(*SAID, 1, 2))
+    assert found(cache, chain(*SAID, 1, 2))[0] == 12
+    assert found(cache, chain(*SAID, 1, 2, 3))[0] == 13
+    assert found(cache, chain(*SAID, 2, 2))[0] == 11, "a branch within the block"
+
+
+def test_no_more_than_a_few_are_kept_of_a_parent(tmp_path: Path, open_cache: OpenCache) -> None:
+    cache, base = open_cache(open_store(tmp_path)), SAID[:8]
+    tails = [chain(*base, n) for n in range(MOST_TAILS + 2)]
+    for c in tails:
+        turn(cache, c)
+        cache.flush()
+    kept = [cache.match(Chain(NS, BLOCK, (*c.tokens, 5))).tokens - 8 for c in tails]
+    assert kept == [0, 0, *[1] * MOST_TAILS]
+    assert cache.status()["blocks"] == 2 + MOST_TAILS
+    for c in tails[:2]:
+        turn(cache, c)
+    cache.close()
+    cache = open_cache(open_store(tmp_path))
+    kept = [cache.match(Chain(NS, BLOCK, (*c.tokens, 5))).tokens - 8 for c in tails]
+    assert kept == [1, 1, 0, 0, *[1] * (MOST_TAILS - 2)]
+
+
+def test_one_that_was_outgrown_is_not_written(store: WatchedStore, open_cache: OpenCache) -> None:
+    """Only the end of a conversation is of use after a restart; RAM keeps the others."""
+    cache = open_cache(store)
+    ends = [chain(*range(100, 100 + n)) for n in (6, 7, 11, 12, 15)]
+    for c in ends:
+        turn(cache, c)
+    cache.flush()
+    assert [o.block for objects in store.puts for o in objects if o.tail] == [ends[-1].hash_of(3)]
+    assert cache.match(chain(*range(100, 107), 1, 1)).tokens == 7, "it is in RAM all the same"
+    assert cache.status()["unsaved_blocks"] == 0
+
+
+def test_a_short_one_is_not_written(store: WatchedStore, open_cache: OpenCache) -> None:
+    cache = open_cache(store, min_tokens=11)
+    turn(cache, chain(*SAID[:10]))
+    cache.flush()
+    assert store.written == []
+    turn(cache, chain(*SAID))
+    cache.flush()
+    assert len(store.written) == 3
+
+
+def test_one_without_all_its_parts_is_not_kept(open_cache: OpenCache) -> None:
+    cache, c = open_cache(geometry=WINDOWED), chain(*SAID)
+    turn(cache, chain(*SAID[:8]))
+    assert cache.wants(c, 2)
+    cache.offer(c, 2, state_of(c, 2, [K]))
+    assert cache.wants(c, 2)
+    cache.offer(c, 2, state_of(c, 2, [K, W]))
+    assert not cache.wants(c, 2)
+
+
+def test_it_needs_the_windows_before_it(open_cache: OpenCache) -> None:
+    """A tail of few tokens sees as many whole blocks as a prompt that ends with a block."""
+    cache, c = open_cache(geometry=WINDOWED), chain(*SAID)
+    cache.offer(c, 0, state_of(c, 0, [K]))
+    cache.offer(c, 1, state_of(c, 1, [K, W]))
+    cache.offer(c, 2, state_of(c, 2, [K, W]))
+    assert cache.match(chain(*SAID, 1)).tokens == 0
+    cache.offer(c, 0, state_of(c, 0, [W]))
+    assert found(cache, chain(*SAID, 1))[0] == 11
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=IDS)
+def test_where_a_tail_could_be(geometry: Geometry) -> None:
+    """The rule, by trying: all parts of blocks that a tail needs are there."""
+    options = [set(each) for n in range(3) for each in itertools.combinations((K, W), n)]
+    for present in itertools.product(options, repeat=4):
+        places = [
+            n
+            for n in range(5)
+            if all(set(needed(geometry, i, n, ends=False)) <= present[i] for i in range(n))
+        ]
+        assert tail_places(present, geometry, 0) == places
+        assert tail_places(present, geometry, 2) == [n for n in places if n >= 2]
+
+
+def spilled(tmp_path: Path, open_cache: OpenCache) -> tuple[PrefixCache, WatchedStore]:
+    cache = open_cache(open_store(tmp_path), WINDOWED)
+    turn(cache, chain(*SAID))
+    cache.close()
+    store = open_store(tmp_path)
+    return open_cache(store, WINDOWED), store
+
+
+def test_a_damaged_one_is_done_without(tmp_path: Path, open_cache: OpenCache) -> None:
+    cache, store = spilled(tmp_path, open_cache)
+    match: Match = cache.match(chain(*SAID, 1))
+    damage(tmp_path, match.steps[-1].disk[W])
+    with pytest.raises(CorruptBlock):
+        restored(cache, match)
+    assert found(cache, chain(*SAID, 1)) == (8, 8)
+    assert store.tails(NS.id, [chain(*SAID).parent(2)]) == [[]]
+    assert len(list((tmp_path / "store/quarantine").iterdir())) == 1
+
+
+def test_one_that_just_failed_is_not_used_again(tmp_path: Path, open_cache: OpenCache) -> None:
+    cache, _ = spilled(tmp_path, open_cache)
+    tail = chain(*SAID).hash_of(2)
+    assert cache.match(chain(*SAID, 1), without={tail}).tokens == 8
+    cache.doubt([tail])
+    assert cache.match(chain(*SAID, 1)).tokens == 8
+    cache.acquit([tail])
+    assert cache.match(chain(*SAID, 1)).tokens == 11
+    turn(cache, chain(*SAID))
+    cache.doubt([tail])
+    assert cache.match(chain(*SAID, 1)).tokens == 8, "RAM has forgotten it"
+    cache.condemn(NS, [tail], "it made the engine fail")
+    cache.flush()
+    assert cache.match(chain(*SAID, 1)).tokens == 8
+
+
+def test_those_of_a_block_that_failed_go_with_it(tmp_path: Path, open_cache: OpenCache) -> None:
+    cache, store = spilled(tmp_path, open_cache)
+    c = chain(*SAID)
+    cache.doubt(c.hashes)
+    cache.condemn(NS, c.hashes, "they made the engine fail")
+    cache.flush()
+    assert store.usage().objects == 0
+
+
+def test_a_store_that_fails_to_find_tails_is_a_miss(
+    tmp_path: Path, open_cache: OpenCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, store = spilled(tmp_path, open_cache)
+
+    def fail(*_: object) -> None:
+        BlockStore.tails(closed, NS.id, [])
+
+    closed = open_store(tmp_path / "other")
+    closed.close()
+    monkeypatch.setattr(store, "tails", fail)
+    assert cache.match(chain(*SAID, 1)).tokens == 8
+
+
+@pytest.mark.parametrize("tier", ["ram", "disk"])
+def test_above_what_is_live(tmp_path: Path, open_cache: OpenCache, tier: str) -> None:
+    """A tail that ends where the live sequence does is of no use, a longer one is."""
+    cache = open_cache(open_store(tmp_path))
+    turn(cache, chain(*SAID))
+    if tier == "disk":
+        cache.close()
+        cache = open_cache(open_store(tmp_path))
+    c = chain(*SAID, 1, 2)
+    assert [cache.match(c, above=n).tokens for n in (4, 8, 10, 11, 12)] == [11, 11, 11, 0, 0]
+
+
+def test_pins_are_given_back(tmp_path: Path, open_cache: OpenCache) -> None:
+    cache = open_cache(open_store(tmp_path))
+    turn(cache, chain(*SAID))
+    match = cache.match(chain(*SAID, 1))
+    assert cache.status()["pinned_blocks"] == 3
+    match.release()
+    assert cache.status()["pinned_blocks"] == 0
+    cache.match(chain(*SAID[:8], 1)).release()
+    assert cache.status()["pinned_blocks"] == 0
