@@ -56,6 +56,14 @@ def expanded(path: Path) -> Path:
         raise ConfigError(f"{path}: there is no such user's home directory") from error
 
 
+def format_age(seconds: float) -> str:
+    """A length of time for people: ``"20 s"``, ``"1.5 h"``, ``"10 days"``."""
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
 def format_size(size_bytes: float) -> str:
     """Bytes for people: ``"1.5 GiB"``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

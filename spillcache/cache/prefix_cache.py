@@ -463,8 +463,10 @@ class PrefixCache:
         flushed = spiller.flush(0.0 if watch.reason else timeout_s)
         problem = self.disk_reason
         if flushed.complete and not problem:
-            limited = spiller.limit.closed
-            problem = self._breaker.reason or ("the daily limit" if limited else "there is no room")
+            no_room = "there is no room, or the blocks before them are gone"
+            problem = self._breaker.reason or (
+                "the daily limit" if spiller.limit.closed else no_room
+            )
         return replace(flushed, problem=problem if flushed.left else "")
 
     def close(self, progress: Progress = lambda _: None) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from spillcache.cli import care
 from spillcache.cli.server_counters import ask, server_lines
-from spillcache.config import format_size
+from spillcache.config import format_age, format_size
 
 if TYPE_CHECKING:
     from spillcache.store.view import StoreView
@@ -74,7 +74,7 @@ def _print(report: dict[str, Any]) -> None:
         f"{format_size(report['stored_bytes'])} for {format_size(report['raw_bytes'])} of state"
     )
     if report["max_age_s"] is not None:
-        print(f"what is not used for {report['max_age_s'] / 86400:.1f} days goes")
+        print(f"what is not used for {format_age(report['max_age_s'])} goes")
     if report["quarantined"]:
         print(f"quarantine: {report['quarantined']} damaged records; see spillcache verify")
     writers = ", ".join(str(pid) for pid in report["writers"])

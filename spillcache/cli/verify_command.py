@@ -123,9 +123,10 @@ def _verdict(path: Path, report: "VerifyReport", *, fix: bool) -> str:
 
 def _print_repaired(path: Path, report: "RepairReport") -> None:
     how = "was made anew" if report.rebuilt else "is sound"
+    found = "" if report.rebuilt else f", {report.named:,} of them were not in it before"
     print(
-        f"{path}: the index {how}: {report.objects:,} objects in {report.segments:,} segments, "
-        f"{report.named:,} of them were not in it before ({report.seconds:.1f} s)"
+        f"{path}: the index {how}: {report.objects:,} objects in {report.segments:,} segments"
+        f"{found} ({report.seconds:.1f} s)"
     )
     if report.freed_bytes:
         print(f"freed: {format_size(report.freed_bytes)} that nothing could name")

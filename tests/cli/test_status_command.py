@@ -87,7 +87,7 @@ def test_people_get_sentences(cli: Any, directory: Path) -> None:
     out = cli("status", str(directory)).out
     assert re.search(r": \d\.\d MiB of 1\.0 GiB \(\d%\)\n", out) or "KiB of 1.0 GiB (0%)" in out
     assert "holds: 3 objects in 1 namespaces (1 hidden), 1 segments, 2.9 KiB for 2.9 KiB" in out
-    assert "what is not used for 10.0 days goes\n" in out
+    assert "what is not used for 10 days goes\n" in out
     assert "quarantine: 1 damaged records" in out
     assert "nobody writes to it now\n" in out
 

@@ -11,6 +11,7 @@ from spillcache.config import (
     MIB,
     EngineConfig,
     Settings,
+    format_age,
     format_size,
     parse_age,
     parse_size,
@@ -87,3 +88,11 @@ def test_settings_are_frozen_and_write_nothing_by_default() -> None:
     assert settings.serve.host == "127.0.0.1"
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings.store = None  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(20, "20 s"), (90, "1.5 min"), (7200, "2 h"), (864000, "10 days"), (0.5, "0.5 s")],
+)
+def test_ages_for_people(seconds: float, text: str) -> None:
+    assert format_age(seconds) == text
