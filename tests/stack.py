@@ -4,6 +4,7 @@ recorded.
 
 import queue
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,10 @@ class Stack:
         **engine: Any,
     ) -> None:
         config = EngineConfig(model=model, **{"context_tokens": 4096, "threads": 2} | engine)
-        self.engine = RecordingEngine(config)
+        # On a thread that ends: each thread that computes has OpenMP workers of its own, and where
+        # there are more of them than processors they sleep between the steps of a call.
+        with ThreadPoolExecutor(1) as opening:
+            self.engine = opening.submit(RecordingEngine, config).result()
         self.metrics = Metrics()
         self.scheduler = Scheduler(self.engine, self.metrics, queue_limit=64)
         self.cache: PrefixCache | None = None

@@ -32,7 +32,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def engine(gguf_model: ModelShelf, files: list[Path]) -> Any:
     adapters = (AdapterFile(files[0]), AdapterFile(files[1], 0.5))
-    made = LlamaEngine(EngineConfig(gguf_model("llama"), context_tokens=512, adapters=adapters))
+    made = LlamaEngine(
+        EngineConfig(gguf_model("llama"), context_tokens=512, threads=1, adapters=adapters)
+    )
     yield made
     made.close()
 
@@ -72,7 +74,7 @@ def test_a_state_is_the_adapters_own(engine: LlamaEngine) -> None:
 def test_an_engine_without_adapters_computes_as_before(
     gguf_model: ModelShelf, engine: LlamaEngine
 ) -> None:
-    bare = LlamaEngine(EngineConfig(gguf_model("llama"), context_tokens=512))
+    bare = LlamaEngine(EngineConfig(gguf_model("llama"), context_tokens=512, threads=1))
     try:
         assert bare.adapters == ()
         assert np.array_equal(logits(bare, ()), logits(engine, ()))
@@ -82,7 +84,9 @@ def test_an_engine_without_adapters_computes_as_before(
 
 def load(gguf_model: ModelShelf, path: Path) -> None:
     adapters = (AdapterFile(path),)
-    LlamaEngine(EngineConfig(gguf_model("llama"), context_tokens=512, adapters=adapters)).close()
+    LlamaEngine(
+        EngineConfig(gguf_model("llama"), context_tokens=512, threads=1, adapters=adapters)
+    ).close()
 
 
 def test_what_is_no_adapter_of_the_model_is_refused(gguf_model: ModelShelf, tmp_path: Path) -> None:

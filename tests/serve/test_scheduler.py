@@ -179,7 +179,7 @@ def test_requests_that_can_not_be_served_are_refused(stack: Stack) -> None:
 
 
 def test_a_full_queue_refuses(gguf_model: ModelShelf) -> None:
-    engine = LlamaEngine(EngineConfig(gguf_model("llama"), context_tokens=1024))
+    engine = LlamaEngine(EngineConfig(gguf_model("llama"), context_tokens=1024, threads=1))
     scheduler = Scheduler(engine, Metrics(), queue_limit=2)  # not started: nothing leaves it
     for _ in range(2):
         scheduler.submit(request([5]), lambda _: None)
