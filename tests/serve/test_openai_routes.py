@@ -62,6 +62,7 @@ def test_timings(http):
         "restored_bytes": 4096,
         "restored": {"ram": 0, "disk": 64},
         "refused": {"KV_STORE_IO": 60},
+        "cache_decision": "off",
         "queue_ms": 1.5,
     }
 

@@ -204,7 +204,8 @@ def test_a_flush_makes_what_was_answered_durable(gguf_model: ModelShelf, tmp_pat
     with Running(settings(gguf_model("llama"), tmp_path / "d")) as run:
         run.answer(prompt(700), 1)
         flushed = run.service.flush(60)
-        assert (flushed.blocks, flushed.left, flushed.complete) == (10, 0, True)
+        assert (flushed.left, flushed.complete) == (0, True)
+        assert flushed.blocks in (10, 11)  # the tail comes when the turn ends, after the answer
         assert run.health["cache"]["ram"]["unsaved_blocks"] == 0
 
 
