@@ -3,6 +3,7 @@
 import queue
 import shutil
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -203,9 +204,12 @@ def test_ram_without_disk_and_neither(gguf_model: ModelShelf) -> None:
 def test_a_flush_makes_what_was_answered_durable(gguf_model: ModelShelf, tmp_path: Path) -> None:
     with Running(settings(gguf_model("llama"), tmp_path / "d")) as run:
         run.answer(prompt(700), 1)
+        until = time.monotonic() + 10
+        # Ten blocks and, when the turn has ended, a moment after the answer, its tail.
+        while run.health["cache"]["ram"]["unsaved_blocks"] < 11 and time.monotonic() < until:
+            time.sleep(0.01)
         flushed = run.service.flush(60)
-        assert (flushed.left, flushed.complete) == (0, True)
-        assert flushed.blocks in (10, 11)  # the tail comes when the turn ends, after the answer
+        assert (flushed.blocks, flushed.left, flushed.complete) == (11, 0, True)
         assert run.health["cache"]["ram"]["unsaved_blocks"] == 0
 
 
