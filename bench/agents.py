@@ -10,7 +10,6 @@ cache off. The last line of stdout is JSON.
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -28,18 +27,18 @@ from agent_trace import (
     make_trace,
     read_traces,
 )
+from command import run
 from process import written_bytes
 
 from spillcache.cache.policy import needed
 from spillcache.chain import BlockHash, Chain, block_hash
 from spillcache.cli.bench_client import Answer
 from spillcache.cli.bench_report import machine_facts, tell
-from spillcache.cli.bench_server import BenchServer, drop_page_cache, terminable
+from spillcache.cli.bench_server import BenchServer, drop_page_cache
 from spillcache.cli.model_path import find_model
 from spillcache.config import EngineConfig, StoreConfig, format_size
 from spillcache.engine.base import Engine
 from spillcache.engine.llama_engine import LlamaEngine
-from spillcache.errors import SpillcacheError
 from spillcache.state import Geometry
 from spillcache.store.block_store import BlockStore
 
@@ -312,8 +311,4 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        with terminable():
-            sys.exit(main())
-    except SpillcacheError as error:
-        sys.exit(f"bench/agents.py: error: {error}")
+    run(main)

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import plot
+from command import run
 
 from spillcache.cli.bench_client import Answer
 from spillcache.cli.bench_prompts import PromptMaker
 from spillcache.cli.bench_report import format_ms, machine_facts, tell
-from spillcache.cli.bench_server import HOST, BenchServer, drop_page_cache, terminable
+from spillcache.cli.bench_server import HOST, BenchServer, drop_page_cache
 from spillcache.cli.model_path import find_model
 from spillcache.errors import BenchError, SpillcacheError
 
@@ -314,8 +315,4 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        with terminable():
-            sys.exit(main())
-    except SpillcacheError as error:
-        sys.exit(f"bench/peers.py: error: {error}")
+    run(main)

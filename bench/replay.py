@@ -14,6 +14,7 @@ import json
 import math
 import random
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ class Chosen:
         self._order.forget(block)
 
 
-class Scored:
+class Scored(ABC):
     """The block with the least score goes first, of those that may go; scores change with use."""
 
     def __init__(self) -> None:
@@ -122,9 +123,9 @@ class Scored:
         self._parents: dict[int, tuple[int | None, int]] = {}
         self._heap: list[tuple[float, int, int]] = []
 
+    @abstractmethod
     def score(self, use: Use) -> float:
         """What the block is worth after a use."""
-        raise NotImplementedError
 
     def use(self, uses: Sequence[Use]) -> None:
         before: int | None = None

@@ -33,11 +33,12 @@ from pathlib import Path
 from typing import Any
 
 import plot
+from command import run
 from process import anonymous_bytes, descriptors, threads
 from reference import Reference, Tokens, Verdict
 
 from spillcache.cli.bench_report import machine_facts, tell
-from spillcache.cli.bench_server import HOST, BenchServer, terminable
+from spillcache.cli.bench_server import HOST, BenchServer
 from spillcache.config import MIB, format_size
 from spillcache.errors import BenchError, SpillcacheError
 from spillcache.store.view import directory_bytes
@@ -584,8 +585,4 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        with terminable():
-            sys.exit(main())
-    except SpillcacheError as error:
-        sys.exit(f"bench/soak.py: error: {error}")
+    run(main)

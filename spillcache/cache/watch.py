@@ -56,10 +56,12 @@ class Watch:
                 log.exception("the watch over the disk's threads met a bug; it goes on")
 
     def _look(self) -> None:
-        before, self._trouble = self._trouble, self._ask()
-        if self._trouble is not None:
-            if self._trouble != before:
-                log.error("the disk tier does not work: %s", self._trouble.text)
-            self._on_trouble(self._trouble)
+        before, trouble = self._trouble, self._ask()
+        if trouble is not None:
+            if trouble != before:
+                log.error("the disk tier does not work: %s", trouble.text)
+            self._on_trouble(trouble)
         elif before is not None:
             log.info("the disk tier works again; it was said that %s", before.text)
+        # Last: whoever reads the reason finds that what follows from it was done.
+        self._trouble = trouble
