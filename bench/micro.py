@@ -284,6 +284,8 @@ def server(options: Options) -> Iterator[Server]:
 def conversation(server: Server, options: Options) -> list[int]:
     tokens = some_tokens(options.tokens)
     server.answer(tokens)
+    # A turn ends a moment after its answer; when the next is answered, all of the first was kept.
+    server.answer(tokens)
     return tokens
 
 
