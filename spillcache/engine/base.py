@@ -230,6 +230,13 @@ class Engine(ABC):
         returns. Raises StateRejected: then the sequence must be cleared.
         """
 
+    def import_run(self, sequence: int, block: int, states: Sequence[BlockState]) -> int:
+        """As ``import_``, for as many of these whole blocks, from ``block`` on, as the engine takes
+        at once: how many that was. Where one is rejected, it is the first.
+        """
+        self.import_(sequence, block, states[0])
+        return 1
+
     @abstractmethod
     def restored(self, sequence: int) -> bool:
         """Whether everything that decoding needs after the last ``import_`` is there; call before

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from spillcache.engine.llama_library import (
     window_cells,
 )
 from spillcache.engine.llama_sampler import LlamaSampler
-from spillcache.engine.llama_sections import HEADER_BYTES, NO_CELLS, Placeholder, header
+from spillcache.engine.llama_sections import HEADER_BYTES, NO_CELLS, KVLayout, Placeholder, header
 from spillcache.engine.llama_state import LlamaState
 from spillcache.engine.llama_text import LlamaText
 from spillcache.engine.self_test import run_self_test
@@ -308,17 +309,44 @@ class LlamaEngine(Engine):
     ) -> None:
         """See Engine."""
         size = self.geometry.block_tokens
-        known, start = self._sequences[sequence], block * size
-        stop = start + (size if tokens is None else tokens)
-        if not start < stop <= start + size:
+        stop = block * size + (size if tokens is None else tokens)
+        if not block * size < stop <= block * size + size:
             raise StateRejected(f"a tail of {tokens} tokens")
+        self._import(sequence, block, [state], stop)
+
+    def import_run(self, sequence: int, block: int, states: Sequence[BlockState]) -> int:
+        """See Engine. Small blocks cost more calls than copies, so what is alike goes in as one."""
+        size, run = self.geometry.block_tokens, states[:1]
+        for index, state in enumerate(states[1:], block + 1):
+            if not self._joins(state, states[0], index * size):
+                break
+            run = states[: index - block + 1]
+        self._import(sequence, block, run, (block + len(run)) * size)
+        return len(run)
+
+    def _joins(self, state: BlockState, first: BlockState, start: int) -> bool:
+        """Whether a whole block from ``start`` on can go in together with those before it."""
+        if self._state.kv is None or self._state.v_trans:
+            return False
+        if state.keys() != first.keys() or Part.BOUNDARY in state:
+            return False
+        try:
+            self._check(state, start, start + self.geometry.block_tokens)
+        except StateRejected:  # it is to be the first of its own run
+            return False
+        return True
+
+    def _import(self, sequence: int, block: int, states: Sequence[BlockState], stop: int) -> None:
+        """Append ``states``, which end at position ``stop``."""
+        known, start = self._sequences[sequence], block * self.geometry.block_tokens
         if known.length != start:
             raise StateRejected(f"block {block} does not follow a sequence of {known.length}")
         if self._state.kv is not None:
-            self._import_attention(sequence, start, stop, state)
-        if self._state.window is not None and Part.WINDOW not in state:
+            self._check(states[0], start, min(stop, start + self.geometry.block_tokens))
+            self._import_attention(sequence, start, states)
+        if self._state.window is not None and Part.WINDOW not in states[0]:
             known.windows_from = stop
-        boundary = state.get(Part.BOUNDARY)
+        boundary = states[-1].get(Part.BOUNDARY)
         # An earlier one is gone: copying a block replaces the recurrent state by the block's none.
         known.boundary_at = _NO_BOUNDARY
         if self._state.recurrent is not None and boundary is not None:
@@ -327,7 +355,8 @@ class LlamaEngine(Engine):
             known.boundary_at = stop
         known.length = stop
 
-    def _import_attention(self, sequence: int, start: int, stop: int, state: BlockState) -> None:
+    def _check(self, state: BlockState, start: int, stop: int) -> None:
+        """Raise StateRejected unless ``state`` has the attention parts of these positions."""
         kv, layout = state.get(Part.KV), self._state.kv
         if kv is None or layout is None:
             raise StateRejected("a block without its kv part")
@@ -337,15 +366,23 @@ class LlamaEngine(Engine):
             self._state.window.of(stop - start).check(window, start, stop)
         if window is None and blank is not None and stop - start != blank.layout.cells:
             raise StateRejected("a tail without its window")
-        second: Buffer = window or b""
+
+    def _import_attention(self, sequence: int, start: int, states: Sequence[BlockState]) -> None:
+        """Append blocks that were checked, all with the same parts."""
+        blank = self._state.blank
+        second: Sequence[Buffer] = ()
         if self._state.recurrent is not None:
-            second = self._state.recurrent.empty
-        elif blank is not None and window is None:
-            second = NO_CELLS
-        elif blank is not None and start and self._sequences[sequence].windows_from == start:
-            self._lay_out_windows(sequence, start, blank)
+            second = [self._state.recurrent.empty]
+        elif blank is not None and Part.WINDOW not in states[0]:
+            second = [NO_CELLS]
+        elif blank is not None:
+            if start and self._sequences[sequence].windows_from == start:
+                self._lay_out_windows(sequence, start, blank)
+            second = _joined(blank.layout, states, Part.WINDOW)
+        assert self._state.kv is not None  # noqa: S101 - the caller has seen it
+        kv = _joined(self._state.kv, states, Part.KV)
         try:
-            self._write(self._spare, (header(self._spare), kv, second), 0)
+            self._write(self._spare, (header(self._spare), *kv, *second), 0)
             self._move_in(sequence)
         finally:  # what was half written must not be in the next block
             self._drop(self._spare)
@@ -356,17 +393,20 @@ class LlamaEngine(Engine):
 
         Window cells are taken in a ring: what came more than a round earlier has left no trace.
         """
-        size = self.geometry.block_tokens
+        size, head = self.geometry.block_tokens, header(self._spare)
         ring = self._window_cells // size * size
-        first = 0
+        at = 0
         if ring == self._window_cells:
-            first = max(0, (start // ring - 1) * ring)
-        for at in range(first, start, size):
+            at = max(0, (start // ring - 1) * ring)
+        while at < start:
+            cells = self.limits.call_tokens if at + self.limits.call_tokens <= start else size
+            blob = blank.blob(head, at, cells)
             try:
-                self._set(self._spare, blank.blob(header(self._spare), at))
+                self._set(self._spare, blob, len(blob))
                 self._move_in(sequence)
             finally:
                 self._drop(self._spare)
+            at += cells
 
     def _move_in(self, sequence: int) -> None:
         self._api.llama_memory_seq_cp(self._memory, self._spare, sequence, -1, -1)
@@ -496,8 +536,7 @@ class LlamaEngine(Engine):
             at += len(piece)
         self._set(sequence, self._buffer, size, flags)
 
-    def _set(self, sequence: int, blob: bytearray, size: int | None = None, flags: int = 0) -> None:
-        size = len(blob) if size is None else size
+    def _set(self, sequence: int, blob: bytearray | mmap, size: int, flags: int = 0) -> None:
         source = (ctypes.c_uint8 * size).from_buffer(blob)
         count = self._api.llama_state_seq_set_data_ext(self._context, source, size, sequence, flags)
         if count != size:
@@ -507,3 +546,10 @@ class LlamaEngine(Engine):
         if size > len(self._buffer):
             # A new one, not a resize: views of the old one may still be held.
             self._buffer = self._buffer + bytes(max(size - len(self._buffer), len(self._buffer)))
+
+
+def _joined(layout: KVLayout, states: Sequence[BlockState], part: Part) -> Sequence[Buffer]:
+    """The pieces of one section with the cells of all ``states``."""
+    if len(states) == 1:
+        return [states[0][part]]
+    return layout.joined([state[part] for state in states])

@@ -20,7 +20,9 @@ on state formats 3, 4.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import numpy as np
 
@@ -86,6 +88,21 @@ class KVLayout:
         if not in_order and not np.array_equal(np.sort(found_at), wanted):
             raise StateRejected("a KV section of other positions")
 
+    def joined(self, sections: Sequence[Buffer]) -> list[Buffer]:
+        """The pieces of one section with the cells of all ``sections``, in their order.
+
+        Not for transposed V, where it is each row that would have to be joined.
+        """
+        views = [memoryview(section).cast("B") for section in sections]
+        at = _CELLS_AT + self.cells * self.cell_bytes
+        pieces: list[Buffer] = [_U32X2.pack(1, self.cells * len(views))]
+        pieces += [view[_CELLS_AT:at] for view in views]
+        for offset, size in self.data:
+            pieces.append(views[0][at:offset])
+            at = offset + size
+            pieces += [view[offset:at] for view in views]
+        return pieces
+
     def zeroed(self, section: Buffer) -> bytearray:
         """A copy of ``section`` whose rows are all zero."""
         out = bytearray(section)
@@ -142,28 +159,49 @@ def _parse_kv(section: Buffer, extra_words: int, state_format: int) -> KVLayout 
 
 NO_CELLS = struct.pack("<II", 1, 0)
 """An attention section of one stream without cells."""
+_BLANK_BEFORE = HEADER_BYTES + len(NO_CELLS)
 
 
 class Placeholder:
-    """A blob of window cells with zero rows and no kv: only positions are written anew.
+    """Blobs of window cells with zero rows and no kv: only positions are written anew.
 
-    Such cells are masked anyway; they keep the cell layout, and so the bits, of a cold run. Zeros
-    are most of a blob, so they are not copied.
+    Such cells are masked anyway; they keep the cell layout, and so the bits, of a cold run. Rows
+    are anonymous memory that is never written: all their pages are the kernel's one page of zeros,
+    which takes neither memory nor, when copied, much time.
     """
 
     def __init__(self, layout: KVLayout, section: Buffer) -> None:
         self.layout = layout
-        before = HEADER_BYTES + len(NO_CELLS)
-        self._blob = bytearray(HEADER_BYTES) + NO_CELLS + layout.zeroed(section)
-        self._positions = layout.positions(memoryview(self._blob)[before:])
+        self._section = bytes(section)
+        self._blobs: dict[int, mmap] = {}
 
-    def blob(self, head: bytes, start: int) -> bytearray:
-        """``head`` and the window cells of the positions from ``start`` on; ours, valid until the
-        next call.
+    def blob(self, head: bytes, start: int, cells: int) -> mmap:
+        """``head`` and ``cells`` window cells of the positions from ``start`` on; ours, valid until
+        the next call.
         """
-        self._blob[: len(head)] = head
-        self._positions[:] = np.arange(start, start + self.layout.cells)
-        return self._blob
+        layout = self.layout.of(cells)
+        blob = self._blobs.get(cells) or self._made(layout)
+        self._blobs[cells] = blob
+        blob[: len(head)] = head
+        layout.positions(memoryview(blob)[_BLANK_BEFORE:])[:] = np.arange(start, start + cells)
+        return blob
+
+    def _made(self, layout: KVLayout) -> mmap:
+        flags = MAP_PRIVATE | MAP_ANONYMOUS
+        blob = mmap(-1, _BLANK_BEFORE + layout.size, flags)
+        blob[HEADER_BYTES:_BLANK_BEFORE] = NO_CELLS
+        section, known, at = memoryview(blob)[_BLANK_BEFORE:], self._section, _CELLS_AT
+        cell = known[at : at + layout.cell_bytes]
+        cells_end, known_end = (at + x.cells * x.cell_bytes for x in (layout, self.layout))
+        section[:at] = _U32X2.pack(1, layout.cells)
+        section[at:cells_end] = cell * layout.cells
+        # What lies between rows, and between the cells and the first rows, is the same.
+        for (rows, size), (known_rows, known_size) in zip(
+            layout.data, self.layout.data, strict=True
+        ):
+            section[cells_end:rows] = known[known_end:known_rows]
+            cells_end, known_end = rows + size, known_rows + known_size
+        return blob
 
 
 @dataclass(frozen=True, slots=True)

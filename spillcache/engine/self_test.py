@@ -122,14 +122,18 @@ def _restore_tail(engine: Engine, saved: list[Block], tail: Block, before: Logit
 def _import(engine: Engine, saved: list[Block]) -> None:
     engine.clear(0)
     windows = len(saved) - engine.geometry.window_blocks
-    for index, block in enumerate(saved):
-        wanted = {
+    wanted = [
+        {
             part: payload
             for part, payload in block.items()
             if not (part is Part.WINDOW and index < windows)
             and not (part is Part.BOUNDARY and index < len(saved) - 1)
         }
-        engine.import_(0, index, wanted)
+        for index, block in enumerate(saved)
+    ]
+    index = 0
+    while index < len(saved):
+        index += engine.import_run(0, index, wanted[index:])
 
 
 def mean_kl(p_logits: Logits, q_logits: Logits) -> float:

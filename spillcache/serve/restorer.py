@@ -7,9 +7,9 @@ import time
 
 from spillcache.cache.match import Match
 from spillcache.cache.prefix_cache import PrefixCache
-from spillcache.cache.restore import SOURCES
+from spillcache.cache.restore import SOURCES, RestoredBlock, RestoreStream
 from spillcache.chain import BlockHash, Chain
-from spillcache.config import KIB
+from spillcache.config import KIB, MIB
 from spillcache.engine.base import Engine
 from spillcache.errors import EngineError, SpillcacheError, StateRejected, StoreError, StoreIOError
 from spillcache.serve.job import Decision, Tier
@@ -28,6 +28,8 @@ though each of its blocks was in time.
 """
 SLOW = "slow"
 """Why tokens are computed that a tier holds: that is quicker."""
+RUN_BYTES = 8 * MIB
+"""So much is imported at once, if it is there; it takes about half of SLICE_S."""
 ATTEMPTS = 3
 """The first and two more without what failed; then cold."""
 
@@ -91,7 +93,7 @@ class Restorer:
                     return False
                 if pace is not None and not pace.allows():
                     return False
-                if not self._import_one(sequence, restore, pace):
+                if not self._import_some(sequence, restore, pace):
                     return False
             if not self._engine.restored(sequence):
                 raise StateRejected("the engine misses a part of the restored state")
@@ -127,24 +129,52 @@ class Restorer:
             return True
         return self._again(sequence, restore, lost, SLOW, disk=False)
 
-    def _import_one(self, sequence: int, restore: Restore, pace: RestorePace | None) -> bool:
-        block = restore.stream.take(SLICE_S if pace is None else 0.0)
-        now = time.monotonic()
-        if block is None:
-            self._check_late(restore, now)
+    def _import_some(self, sequence: int, restore: Restore, pace: RestorePace | None) -> bool:
+        """Import what is there, up to RUN_BYTES or, beside others, one block; False when nothing
+        is.
+        """
+        first = restore.stream.take(SLICE_S if pace is None else 0.0)
+        if first is None:
+            self._check_late(restore, time.monotonic())
             return False
+        run, error = [first], None
         try:
-            self._engine.import_(sequence, block.index, block.state, block.tail_tokens or None)
-            restore.size += block.size
+            if pace is None:
+                error = _take_more(restore.stream, run)
+            while run:
+                self._import_run(sequence, restore, run, pace)
         finally:
-            block.release()
+            for block in run:
+                block.release()
+        if error is not None:
+            raise error
+        return True
+
+    def _import_run(
+        self,
+        sequence: int,
+        restore: Restore,
+        run: list[RestoredBlock],
+        pace: RestorePace | None,
+    ) -> None:
+        """Import the first of ``run`` and what goes with it, and take them out."""
+        now, first = time.monotonic(), run[0]
+        if first.tail_tokens:
+            self._engine.import_(sequence, first.index, first.state, first.tail_tokens)
+            count = 1
+        else:
+            whole = [block.state for block in run if not block.tail_tokens]
+            count = self._engine.import_run(sequence, first.index, whole)
         took = time.monotonic() - now
         restore.last_block = now
-        restore.blocks += 1
+        restore.blocks += count
         restore.import_s += took
+        for block in run[:count]:
+            restore.size += block.size
+            block.release()
+        del run[:count]
         if pace is not None:
             pace.took(took)
-        return True
 
     def _check_late(self, restore: Restore, now: float) -> None:
         """Raise StoreIOError when the disk is too slow; what lies there is then not tried again."""
@@ -238,3 +268,18 @@ def _deadline(match: Match, now: float) -> float:
     """When a restore of ``match`` that begins ``now`` is to be over."""
     size = sum(entry.raw_bytes for step in match.steps for entry in step.disk.values())
     return now + LATE_S + size / SLOWEST_BYTES_PER_S
+
+
+def _take_more(stream: RestoreStream, run: list[RestoredBlock]) -> SpillcacheError | None:
+    """Add to ``run`` what comes next and is there; the error that ended the stream, if one did."""
+    size = run[0].size
+    while size < RUN_BYTES:
+        try:
+            block = stream.take()
+        except SpillcacheError as error:
+            return error
+        if block is None:
+            return None
+        run.append(block)
+        size += block.size
+    return None

@@ -7,7 +7,7 @@ import pytest
 
 from spillcache.engine.base import Chunk, Engine, Logits, Tokens
 from spillcache.errors import ContextFullError, DecodeError, StateRejected
-from spillcache.state import Geometry, Part
+from spillcache.state import BlockState, Geometry, Part
 
 K, W, B = Part.KV, Part.WINDOW, Part.BOUNDARY
 SIZE = 64
@@ -179,6 +179,46 @@ class EngineSuite:
         assert engine.length(0) == blocks * SIZE
         assert engine.restored(0)
         assert np.array_equal(go_on(engine, 0, prompt[blocks * SIZE :]), cold)
+
+    @pytest.mark.parametrize("blocks", [2, 5, 9])
+    def test_runs_of_blocks_give_the_same_bits(self, engine: Engine, blocks: int) -> None:
+        prompt = tokens(blocks * SIZE + 7)
+        saved = prefill(engine, 0, prompt)
+        cold = go_on(engine, 0, prompt[blocks * SIZE :])
+        engine.clear(0)
+        runs = self.restore_runs(engine, saved)
+        assert (sum(runs), engine.length(0)) == (blocks, blocks * SIZE)
+        assert engine.restored(0)
+        assert np.array_equal(go_on(engine, 0, prompt[blocks * SIZE :]), cold)
+        if engine.geometry.has_kv:
+            for block in range(blocks):
+                assert bytes(engine.export(0, block)[K]) == saved[block][K]
+
+    def restore_runs(self, engine: Engine, saved: Saved) -> list[int]:
+        """As ``restore``, handing all that is left over at once; how many went in together."""
+        states: list[BlockState] = [
+            {part: block[part] for part in wanted(engine.geometry, index, len(saved))}
+            for index, block in enumerate(saved)
+        ]
+        runs: list[int] = []
+        while sum(runs) < len(saved):
+            runs.append(engine.import_run(0, sum(runs), states[sum(runs) :]))
+        return runs
+
+    def test_a_run_ends_before_a_block_that_would_be_refused(self, engine: Engine) -> None:
+        saved = prefill(engine, 0, tokens(4 * SIZE))
+        for part in engine.geometry.parts:
+            engine.clear(0)
+            bad = [saved[0], saved[1], {**saved[2], part: saved[3][part]}, saved[3]]
+            states: list[BlockState] = [
+                {p: s[p] for p in s if p is not B or p is part} for s in bad
+            ]
+            done = 0
+            while done < 2:
+                done += engine.import_run(0, done, states[done:])
+            assert done == 2
+            with pytest.raises(StateRejected, match="position"):
+                engine.import_run(0, 2, states[2:])
 
     def test_what_was_imported_can_be_exported(self, engine: Engine) -> None:
         saved = prefill(engine, 0, tokens(3 * SIZE))

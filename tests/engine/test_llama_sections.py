@@ -1,6 +1,8 @@
 """Small sections, byte by byte, as docs/format.md describes them."""
 
+import mmap
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,25 +193,58 @@ def test_zeroed_rows_keep_their_heads(golden: bytes) -> None:
     assert not any(zeroed[at] for at in changed)
 
 
-def test_a_placeholder_is_renumbered_for_every_use() -> None:
-    layout = parsed(GOLDEN)
-    placeholder = Placeholder(layout, GOLDEN)
-    for start in (0, 100, 6):
-        blob = placeholder.blob(b"12345678", start)
+@pytest.mark.parametrize("golden", [GOLDEN, GOLDEN_4, GOLDEN_TRANSPOSED])
+def test_a_placeholder_is_renumbered_for_every_use(golden: bytes) -> None:
+    layout = parsed(golden)
+    placeholder = Placeholder(layout, golden)
+    for start, cells in ((0, 2), (100, 6), (6, 2), (7, 1), (3, 6)):
+        blob = placeholder.blob(b"12345678", start, cells)
         assert blob[:16] == b"12345678" + NO_CELLS
         section = blob[16:]
-        layout.check(section, start, start + 2)
-        for at, size in layout.data:
+        assert parsed(section) == layout.of(cells)
+        layout.of(cells).check(section, start, start + cells)
+        for at, size in layout.of(cells).data:
             assert not any(section[at : at + size])
-    assert placeholder.blob(b"12345678", 6)[16:] == layout.zeroed(GOLDEN)
-    assert GOLDEN.find(b"\xa0\xa1") > 0, "the section that it was made from is untouched"
+    assert placeholder.blob(b"12345678", 6, 2)[16:] == layout.zeroed(golden)
+    assert golden.find(b"\xa0\xa1") > 0, "the section that it was made from is untouched"
 
 
 def test_a_placeholder_with_m_rope_keeps_the_other_words() -> None:
     layout = parsed(GOLDEN_MULTI, 3)
-    section = Placeholder(layout, GOLDEN_MULTI).blob(b"12345678", 50)[16:]
+    section = Placeholder(layout, GOLDEN_MULTI).blob(b"12345678", 50, 2)[16:]
     assert layout.positions(section).tolist() == [50, 51]
     assert section[12:32] == GOLDEN_MULTI[12:32]
+
+
+def test_the_rows_of_a_placeholder_take_no_memory() -> None:
+    section = GOLDEN[:40] + b"".join(
+        struct.pack("<iQ", 1, 1 << 20) + bytes(2 << 20) for _ in range(2)
+    )
+    placeholder = Placeholder(parsed(section), section)
+    before = resident_bytes()
+    blob = placeholder.blob(b"12345678", 0, 16)
+    assert len(blob) > 32 << 20
+    assert bytes(memoryview(blob)[1 << 20 : 15 << 20]).count(0) == 14 << 20
+    assert resident_bytes() - before < 4 << 20
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize(("golden", "extra"), [(GOLDEN, 0), (GOLDEN_4, 0), (GOLDEN_MULTI, 3)])
+def test_joined_sections_are_one_with_all_their_cells(golden: bytes, extra: int) -> None:
+    layout = parsed(golden, extra)
+    later = patched(golden, 8, 8)
+    later = patched(later, 8 + layout.cell_bytes, 9)
+    rows = layout.data[0][0]
+    later = later[:rows] + bytes.fromhex("e0e1e2e3 f0f1f2f3") + later[rows + 8 :]
+    section = b"".join(layout.joined([golden, memoryview(later)]))
+    assert parsed(section, extra) == layout.of(4)
+    layout.of(4).check(section, 6, 10)
+    k, v = (section[at : at + size].hex(" ") for at, size in layout.of(4).data)
+    assert k == bytes.fromhex("a0a1a2a3 b0b1b2b3 e0e1e2e3 f0f1f2f3").hex(" ")
+    assert v == bytes.fromhex("c0c1 d0d1 c0c1 d0d1").hex(" ")
 
 
 # Recurrent sections.

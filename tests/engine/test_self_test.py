@@ -9,7 +9,7 @@ import pytest
 from models import ModelShelf
 
 from spillcache.config import EngineConfig
-from spillcache.engine.base import Chunk, Limits, Logits
+from spillcache.engine.base import Chunk, Engine, Limits, Logits
 from spillcache.engine.llama_engine import LlamaEngine
 from spillcache.engine.llama_sections import KVLayout
 from spillcache.engine.self_test import mean_kl
@@ -68,6 +68,7 @@ class DropsRows(LlamaEngine):
     """Imports a block whose second half is lost: of the part that its model remembers most in."""
 
     part = Part.KV
+    import_run = Engine.import_run
 
     def import_(
         self, sequence: int, block: int, state: BlockState, tokens: int | None = None
@@ -121,8 +122,28 @@ def test_a_lost_tail_is_noticed(opened: Open, kind: str) -> None:
     assert (verdict.passed, verdict.exact) == (False, False)
 
 
+class MixesUpRuns(LlamaEngine):
+    """All is well with blocks that come alone."""
+
+    def import_run(self, sequence: int, block: int, states: Sequence[BlockState]) -> int:
+        layout = self._state.kv
+        if layout is None or len(states) < 2:
+            return super().import_run(sequence, block, states)
+        raw = bytearray(states[1][Part.KV])
+        for offset, size in layout.data:
+            raw[offset : offset + size] = states[0][Part.KV][offset : offset + size]
+        return super().import_run(sequence, block, [states[0], {**states[1], Part.KV: raw}])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_rows_of_a_run_in_the_wrong_place_are_noticed(opened: Open, kind: str) -> None:
+    assert not opened(kind, MixesUpRuns).self_test().passed
+
+
 class ImportsNothing(LlamaEngine):
     """Says that a block is there, and does nothing."""
+
+    import_run = Engine.import_run
 
     def import_(
         self, sequence: int, block: int, state: BlockState, tokens: int | None = None
@@ -141,6 +162,8 @@ def test_an_import_that_does_nothing_is_noticed(opened: Open, kind: str) -> None
 
 class ShiftsBytes(LlamaEngine):
     """Every row lies one byte further than it should."""
+
+    import_run = Engine.import_run
 
     def import_(
         self, sequence: int, block: int, state: BlockState, tokens: int | None = None
@@ -228,6 +251,7 @@ class AlmostExact(LlamaEngine):
 
     error, noise = 0.0, 0.0
     imported = crowded = False
+    import_run = Engine.import_run
 
     def import_(
         self, sequence: int, block: int, state: BlockState, tokens: int | None = None

@@ -12,6 +12,8 @@ import pytest
 from models import ModelShelf
 from stack import GREEDY, Stack, collect, prompt
 
+from spillcache.engine.base import Engine
+from spillcache.engine.llama_engine import LlamaEngine
 from spillcache.errors import ContextFullError, DecodeError, SpillcacheError, StateRejected
 from spillcache.serve import restorer
 from spillcache.serve.job import GenerationRequest, Ticket
@@ -174,6 +176,7 @@ def is_late(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
 def raising(method: str, error: Exception, *, times: int) -> Fault:
     def fault(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
         real, left = getattr(stack.engine, method), [times]
+        monkeypatch.setattr(LlamaEngine, "import_run", Engine.import_run)  # one by one
 
         def broken(*args: Any, **how: Any) -> Any:
             if left[0] and (method != "import_" or args[1] == 5):

@@ -14,7 +14,7 @@ from models import ModelShelf
 from stack import GREEDY, Stack, collect, prompt
 
 from spillcache.config import EngineConfig
-from spillcache.engine.base import Chunk
+from spillcache.engine.base import Chunk, Engine
 from spillcache.engine.llama_engine import LlamaEngine
 from spillcache.errors import (
     ContextFullError,
@@ -341,13 +341,14 @@ def test_a_restore_that_the_engine_refuses_is_tried_shorter_then_cold(
         left = [failures]
         import_ = stack.engine.import_
 
-        def fail(sequence: int, block: int, state: Any, tokens: int | None) -> None:
+        def fail(sequence: int, block: int, state: Any, tokens: int | None = None) -> None:
             import_(sequence, block, state, tokens)
             if block == 5 - (failures - left[0]) and left[0]:
                 left[0] -= 1
                 raise StateRejected("half-written state stays behind")
 
         monkeypatch.setattr(stack.engine, "import_", fail)
+        monkeypatch.setattr(LlamaEngine, "import_run", Engine.import_run)  # one by one
         warm = stack.answer(prompt(640), 16)
         assert left == [0]
         assert warm.cached == ({"disk": 5 * 64} if failures == 1 else {})

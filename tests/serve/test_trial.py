@@ -215,15 +215,16 @@ def test_a_block_that_the_engine_refuses_does_not_come_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     refusals: list[int] = []
-    import_ = LlamaEngine.import_
+    import_run = LlamaEngine.import_run
 
-    def refuse(self: LlamaEngine, sequence: int, block: int, state: Any, tokens: Any) -> None:
-        if block == BAD and not refusals:
-            refusals.append(block)
-            state = {Part.KV: bytes(state[Part.KV][:-1])}  # a byte too short
-        import_(self, sequence, block, state, tokens)
+    def refuse(self: LlamaEngine, sequence: int, block: int, states: Any) -> int:
+        if block <= BAD < block + len(states) and not refusals:
+            short = {Part.KV: bytes(states[BAD - block][Part.KV][:-1])}  # by a byte
+            states = [*states[: BAD - block], short, *states[BAD - block + 1 :]]
+            refusals.extend([BAD] * (block == BAD))
+        return import_run(self, sequence, block, states)
 
-    monkeypatch.setattr(LlamaEngine, "import_", refuse)
+    monkeypatch.setattr(LlamaEngine, "import_run", refuse)
     with caplog.at_level(logging.WARNING), Stack(gguf_model("llama"), filled) as stack:
         answer = stack.answer(PROMPT, 16)
         assert np.array_equal(answer.logits, cold.logits)
