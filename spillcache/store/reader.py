@@ -37,6 +37,8 @@ from spillcache.store.rows import Entry
 READ_THREADS = 4
 VERIFY_THREADS = 2
 """Apart from those that read, so that the device always has something to do."""
+_SMALL_BYTES = 256 * KIB
+"""Two threads that verify smaller records wait more for the interpreter's lock than they share."""
 _LONGEST_READ_BYTES = 8 * MIB
 """But for a record that is longer."""
 _SHORTEST_READ_BYTES = MIB
@@ -198,6 +200,13 @@ def plan_runs(entries: Sequence[Entry]) -> list[Run]:
     return runs
 
 
+def _are_small(runs: Sequence[Run]) -> bool:
+    """Whether verifying a record takes so little that a second thread would be in the way."""
+    size = sum(run.end - run.start for run in runs)
+    coded = any(run.decoded_bytes for run in runs)
+    return not coded and size < _SMALL_BYTES * sum(len(run.entries) for run in runs)
+
+
 class ReadAhead:
     """One stream of payloads: threads that load runs ahead, within a memory budget, and one
     consumer.
@@ -244,7 +253,7 @@ class ReadAhead:
             threading.Thread(target=work, name=f"spillcache-{name}-{n}", daemon=True)
             for work, name, most in (
                 (self._read, "read", READ_THREADS),
-                (self._verify, "verify", VERIFY_THREADS),
+                (self._verify, "verify", 1 if _are_small(self._runs) else VERIFY_THREADS),
             )
             for n in range(min(most, len(self._runs)))
         ]

@@ -13,8 +13,8 @@ from spillcache.store.buffers import AlignedBuffer, BufferPool
 from spillcache.store.files import Files, write_fully
 from spillcache.store.format import padded
 
-_BUFFERS = 3
-_BUFFER_BYTES = 12 * MIB
+_BUFFERS = 4
+_BUFFER_BYTES = 6 * MIB
 _SMALL_BYTES = 4 * KIB
 _FIRST_BYTES = 2 * MIB
 """The first write is short, so that the device has something to do at once."""

@@ -78,7 +78,7 @@ def test_a_short_stream_needs_no_thread_and_a_long_one_has_its_own(tmp_path, fil
     assert {name for *_, name in files.writes} == {"spillcache-write"}
     assert sum(size for _, size, _ in files.writes) == 40 * MIB
     # The first is short, so that the device has something to do; the rest is long.
-    assert [size // MIB for _, size, _ in files.writes] == [2, 12, 12, 12, 2]
+    assert [size // MIB for _, size, _ in files.writes] == [2, 6, 6, 6, 6, 6, 6, 2]
     assert files.syncs == 2
     assert not [t for t in threading.enumerate() if t.name == "spillcache-write"]
 
@@ -100,7 +100,7 @@ def test_a_stream_that_is_given_up_is_not_synced(tmp_path, files):
     staging.close()
     os.close(fd)
     assert files.syncs == 0
-    assert pool.kept_bytes == 36 * MIB
+    assert pool.kept_bytes == 24 * MIB
 
 
 def test_buffered_streams_leave_the_page_cache(tmp_path):
