@@ -391,7 +391,7 @@ class PrefixCache:
                     self._ram.saved(old, *old.parts)
             tails = [tail] if self._ram.get(tail) is not None else []
             reused = min(self._ram.touch([*hashes, *tails], time.monotonic()), len(hashes))
-            ahead_s = self._ram.order.pause.ahead_s
+            ahead_s = self._ram.order.ahead_s
         if self._store is None:
             return
         windows = max(1, self.geometry.window_blocks)

@@ -827,8 +827,8 @@ def test_a_restore_from_disk_tells_how_long_it_lay_there(
     offer(cache, c)
     cache.flush()
     forget_ram(cache, c.hashes)
-    assert cache._ram.order.pause.ahead_s == 0
+    assert cache._ram.order.ahead_s == 0
     match = cache.match(c)
     cache.restored(match, match.blocks)
     match.release()
-    assert 0 < cache._ram.order.pause.ahead_s < 100
+    assert 0 < cache._ram.order.ahead_s < 100
