@@ -67,10 +67,13 @@ class Judge:
             return False
         size = self._geometry.block_tokens
         compute_s = self.speeds.prefill_s(namespace_id, usable_blocks * size, blocks * size)
-        bytes_s = bytes_s_of(self._store.reading().since(stream.began))
+        pace = self._store.reading().since(stream.began)
+        bytes_s = bytes_s_of(pace)
         if compute_s is None or bytes_s is None:
             return False
-        if not gives_up(stream.left_bytes, bytes_s, compute_s):
+        # What was read and not yet taken is there, however long the engine is busy elsewhere.
+        left_bytes = min(stream.left_bytes, max(0, stream.disk_bytes - pace.done_bytes))
+        if not gives_up(left_bytes, bytes_s, compute_s):
             return False
         self.speeds.no_faster_than(bytes_s)
         return True

@@ -108,11 +108,11 @@ class PrefixCache:
         """The longest restorable prefix of at most ``limit`` blocks, and a tail after them, looked
         up without payload I/O; or less of it, or none, where computing is quicker.
 
-        ``limit`` defaults to all that a prompt can reuse. When RAM holds that much, the disk is not
-        asked, nor without ``disk``. ``without``: blocks whose copy on disk is not to be used (it
-        just failed). ``above``: a prefix of no more tokens than this is of no use; where it is
-        plain that no tier has a longer one, the match is empty, and the blocks before are not
-        looked at. ``live_tokens``: what the engine could go on from instead.
+        ``limit`` defaults to all that a prompt can reuse. When RAM holds that much, the disk is
+        asked for a longer tail only; without ``disk`` not even that. ``without``: blocks that are
+        not to be used (they just failed). ``above``: a prefix of no more tokens than this is of no
+        use; where it is plain that no tier has a longer one, the match is empty, and the blocks
+        before are not looked at. ``live_tokens``: what the engine could go on from instead.
         """
         if limit is None:
             limit = self.geometry.blocks_reusable(len(chain))
@@ -128,7 +128,11 @@ class PrefixCache:
             steps, verdict = self._steps(
                 chain, hashes, blocks, tails, without, live_tokens=live_tokens, disk=disk
             )
-            pin = self._pin(steps)
+            try:
+                pin = self._pin(steps)
+            except StoreError as error:
+                self.failed(error)
+                steps, verdict, pin = [], Verdict("miss", 0), None
         except BaseException:
             self._unpin_all(block for block in pinned if block is not None)
             raise
@@ -541,6 +545,8 @@ class PrefixCache:
         if isinstance(error, ObjectMissing):
             log.info("a block went away before it was read: %s", error)
             return
-        log.warning("a restore met %s; the rest is computed: %s", error.code, error)
+        log.warning(
+            "the disk tier met %s; what it would have given is computed: %s", error.code, error
+        )
         if not isinstance(error, CorruptBlock):  # quarantined: it will not fail again
             self._breaker.failed(error, "read")

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from spillcache.cache.background import give_way
 from spillcache.chain import BlockHash
 from spillcache.config import MIB
-from spillcache.errors import SpillcacheError, StoreIOError
+from spillcache.errors import SpillcacheError, StoreError, StoreIOError
 from spillcache.state import Buffer, Part
 from spillcache.store.block_store import BlockStore, Entry, Payload
 from spillcache.store.read_meter import Reading
@@ -99,8 +99,8 @@ class RestoreStream:
         self._on_end = on_end
         self._read_ahead_bytes = read_ahead_bytes
         self._on_read = on_read
-        self.left_bytes = sum(step.disk_bytes for step in steps)
-        """What has not come from disk yet."""
+        self.disk_bytes = self.left_bytes = sum(step.disk_bytes for step in steps)
+        """What lies on disk, and what of that was not taken yet."""
         self.began = _NOTHING_READ
         self._next = 0
         self._stop = threading.Event()
@@ -111,7 +111,7 @@ class RestoreStream:
         self._reader: threading.Thread | None = None
         if any(step.disk for step in steps):
             self._users = 2
-            self.began = store.reading() if store is not None else _NOTHING_READ
+            self.began = _reading(store)
             self._reader = threading.Thread(
                 target=self._run, name="spillcache-restore", daemon=True
             )
@@ -247,3 +247,11 @@ class RestoreStream:
                 continue
             return True
         return False
+
+
+def _reading(store: BlockStore | None) -> Reading:
+    """What the meter shows; a store that can't say will fail when it is read."""
+    try:
+        return store.reading() if store is not None else _NOTHING_READ
+    except StoreError:
+        return _NOTHING_READ

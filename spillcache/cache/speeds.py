@@ -30,7 +30,6 @@ LARGE_READ_BYTES = MIB
 _OUTLIER = 3.0
 _SHARE_OF_NEW = 0.3
 _NOTICEABLE = 0.1
-_STALE_S = 3600.0
 
 
 class PrefillCost:

@@ -46,6 +46,7 @@ _WHY = {
 }
 
 Progress = Callable[[str], None]
+_NOTHING_PUT = PutResult(0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +256,8 @@ class Spiller:
             self._discard_condemned()
             if "shutdown" in self._config.spill_on:
                 self._spill_rest()
+            elif self._evicted:
+                self._lose("off", len(self._evicted))
         except Exception:  # the server ends all the same
             log.exception("the spill thread met a bug while it ended")
 
@@ -397,30 +400,35 @@ class Spiller:
             if dropped and self._forget_saved(leaf):
                 dropped = self._write_chain(leaf)
             if dropped:
-                self._lose("store", dropped)
+                self._lose("store", len(dropped))
         finally:
             with self._lock:
                 self._ram.unpin(leaf)
                 self.free(leaf)
 
-    def _write_chain(self, leaf: RamBlock) -> int:
-        """Group by group, until the deadline or a failure; how many blocks the store dropped."""
+    def _write_chain(self, leaf: RamBlock) -> set[BlockHash]:
+        """Group by group, until the deadline or a failure; the blocks that the store dropped, for
+        they found no parent or no room.
+        """
         with self._lock:
             groups = deque(_groups(self._collect(leaf)))
-        dropped, saved = 0, True
+        dropped: set[BlockHash] = set()
+        result: PutResult | None = _NOTHING_PUT
         try:
-            while groups and saved and self._usable() and not self._late():
-                saved, count = self._write(groups[0])
-                dropped += count
-                self._settle(groups.popleft(), saved=saved)
+            while groups and result is not None and self._usable() and not self._late():
+                result = self._write(groups[0])
+                dropped |= result.dropped_blocks if result is not None else set()
+                self._settle(groups.popleft(), result)
         finally:
             for group in groups:
-                self._settle(group, saved=False)
+                self._settle(group, None)
         return dropped
 
     def _forget_saved(self, leaf: RamBlock) -> bool:
         """Count the whole chain as unsaved again; False where RAM does not hold all of it."""
         with self._lock:
+            if leaf.removed:  # it is doubted
+                return False
             chain_blocks = [leaf]
             while chain_blocks[-1].index:
                 parent = self._ram.get(chain_blocks[-1].parent)
@@ -457,8 +465,8 @@ class Spiller:
             item.block.pins += 1
         return items
 
-    def _write(self, group: Sequence[_Item]) -> tuple[bool, int]:
-        """Put one group: whether that worked, and how many blocks found no parent or no room."""
+    def _write(self, group: Sequence[_Item]) -> PutResult | None:
+        """Put one group; None where that did not work, or is not allowed now."""
         objects = [
             StoreObject(
                 block=item.block.hash,
@@ -477,14 +485,12 @@ class Spiller:
                 result = self._put(group[0].block.namespace, objects)
         except StoreError as error:
             self._met(error)
-            return False, 0
-        if result is None:
-            return False, 0
-        self._breaker.worked("write")
-        self._saved_bytes += result.written_bytes
-        self._metrics.spilled_bytes.inc(result.written_bytes)
-        # A block's parts share its fate, as far as they are in one group.
-        return True, min(result.dropped, len({item.block.hash for item in group}))
+            return None
+        if result is not None:
+            self._breaker.worked("write")
+            self._saved_bytes += result.written_bytes
+            self._metrics.spilled_bytes.inc(result.written_bytes)
+        return result
 
     def _put(self, namespace: Namespace, objects: Sequence[StoreObject]) -> PutResult | None:
         """None where the daily limit does not allow it."""
@@ -504,9 +510,12 @@ class Spiller:
         self._breaker.failed(error, "write")
         log.warning("the disk tier failed, nothing is lost but the cache of it: %s", error)
 
-    def _settle(self, group: Sequence[_Item], *, saved: bool) -> None:
-        """Unpin, mark what was saved, and free what was only waiting for this."""
-        now = time.monotonic()
+    def _settle(self, group: Sequence[_Item], result: PutResult | None) -> None:
+        """Unpin, mark what was saved, or dropped for good, and free what was only waiting for
+        this.
+        """
+        now, saved = time.monotonic(), result is not None
+        dropped = result.dropped_blocks if result is not None else ()
         with self._lock:
             for item in group:
                 self._ram.unpin(item.block)
@@ -514,7 +523,9 @@ class Spiller:
                     self._ram.saved(item.block, item.part)
             for block in {id(item.block): item.block for item in group}.values():
                 if saved:
-                    self._count_saved(block)
+                    if not block.unsaved and block.hash not in dropped:
+                        self._saved_blocks += 1
+                        self._metrics.spilled_blocks.inc()
                 elif not block.leaving:
                     block.dirty_since = block.last_use = now
                 elif block.unsaved:
@@ -522,13 +533,9 @@ class Spiller:
                     self._lose(self._why_not("failed"))
                 self.free(block)
 
-    def _count_saved(self, block: RamBlock) -> None:
-        if not block.unsaved:
-            self._saved_blocks += 1
-            self._metrics.spilled_blocks.inc()
-
     def _lose(self, reason: str, blocks: int = 1) -> None:
-        self._lost_blocks += blocks
+        with self._lock:
+            self._lost_blocks += blocks
         self._metrics.dropped_blocks.labels("disk", reason).inc(blocks)
 
 

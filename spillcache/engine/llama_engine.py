@@ -343,7 +343,12 @@ class LlamaEngine(Engine):
             raise StateRejected(f"block {block} does not follow a sequence of {known.length}")
         if self._state.kv is not None:
             self._check(states[0], start, min(stop, start + self.geometry.block_tokens))
-            self._import_attention(sequence, start, states)
+            try:
+                self._import_attention(sequence, start, states)
+            except StateRejected as error:
+                if self._holds() + stop - start <= self.limits.context_tokens:
+                    raise
+                raise ContextFullError("there is no room for a restored block") from error
         if self._state.window is not None and Part.WINDOW not in states[0]:
             known.windows_from = stop
         boundary = states[-1].get(Part.BOUNDARY)
@@ -354,6 +359,10 @@ class LlamaEngine(Engine):
             self._write(sequence, (header(sequence), boundary), PARTIAL_ONLY)
             known.boundary_at = stop
         known.length = stop
+
+    def _holds(self) -> int:
+        """How many tokens all sequences hold; those that sequences share count in each."""
+        return sum(known.length for known in self._sequences)
 
     def _check(self, state: BlockState, start: int, stop: int) -> None:
         """Raise StateRejected unless ``state`` has the attention parts of these positions."""

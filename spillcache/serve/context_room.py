@@ -36,12 +36,14 @@ def to_clear(slot: Slot, tokens: int, slots: Sequence[Slot], engine: Engine) -> 
     return chosen
 
 
-def gives_way(keep: Sequence[Slot], slots: Sequence[Slot], engine: Engine) -> Slot | None:
-    """Whose cells a full context takes next for the slots ``keep``: the least recently used idle
-    slot's, or else the youngest request's; None if there is none.
+def gives_way(slots: Sequence[Slot], engine: Engine) -> Slot | None:
+    """Whose cells a full context takes next: the least recently used idle slot's, or else the
+    youngest request's; None if there is but one.
     """
     idle = [s for s in slots if s.phase is Phase.IDLE and engine.length(s.index)]
     if idle:
         return min(idle, key=lambda slot: slot.last_use)
-    busy = [s for s in slots if s.job is not None and (s not in keep or len(keep) > 1)]
-    return max(busy, key=lambda slot: slot.job.started if slot.job else 0.0, default=None)
+    busy = [s for s in slots if s.job is not None]
+    if len(busy) < 2:
+        return None
+    return max(busy, key=lambda slot: slot.job.started if slot.job else 0.0)

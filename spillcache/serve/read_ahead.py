@@ -1,7 +1,7 @@
 """The queue's head waits for a slot: what it needs from disk is read meanwhile.
 
-No more than a restore's own read-ahead is held, and only for one request at a time; it is given
-back when the request leaves the queue, however it does.
+No more than a restore's own read-ahead is held, and its match pinned, only for one request at a
+time; both are given back when the request leaves the queue, however it does.
 """
 
 from spillcache.chain import Chain
@@ -40,11 +40,11 @@ class ReadAhead:
         """``job`` got its slot: the restore that was begun for it, or another, or none if none is
         worth it; and the decision. ``live``: what the engine could go on from instead.
         """
-        ahead = self._taken(job)
         if not job.reuses:
             return None, "failed" if job.cold else "off"
         if restorer is None:
             return None, "live" if live else "off"
+        ahead = self._taken(job)
         if ahead is not None:
             return restorer.take_up(ahead, chain, live)
         return restorer.begin(chain, live)

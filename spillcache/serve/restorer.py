@@ -11,7 +11,14 @@ from spillcache.cache.restore import SOURCES, RestoredBlock, RestoreStream
 from spillcache.chain import BlockHash, Chain
 from spillcache.config import KIB, MIB
 from spillcache.engine.base import Engine
-from spillcache.errors import EngineError, SpillcacheError, StateRejected, StoreError, StoreIOError
+from spillcache.errors import (
+    ContextFullError,
+    EngineError,
+    SpillcacheError,
+    StateRejected,
+    StoreError,
+    StoreIOError,
+)
 from spillcache.serve.job import Decision, Tier
 from spillcache.serve.pace import RestorePace
 from spillcache.serve.slots import Restore
@@ -51,13 +58,24 @@ class Restorer:
         if live >= self._engine.geometry.blocks_reusable(len(chain)) * size:
             return None, "live" if live else "miss"
         match = self._cache.match(chain, above=live, live_tokens=live)
+        return self._decided(match, live, ahead=ahead)
+
+    def _decided(
+        self, match: Match, live: int, *, ahead: bool = False
+    ) -> tuple[Restore | None, Decision]:
+        """What becomes of ``match``, which is taken over."""
         verdict = match.verdict
         if not ahead:
-            self._cache.refused(verdict.tier, verdict.left(live, size), SLOW)
+            self._count_slow(match, live)
         if not match.blocks:
             match.release()
             return None, "live" if verdict.word == "miss" and live else verdict.word
         return self._open(match), verdict.word
+
+    def _count_slow(self, match: Match, live: int) -> None:
+        """Count what the tiers hold and the match leaves out."""
+        left = match.verdict.left(live, self._engine.geometry.block_tokens)
+        self._cache.refused(match.verdict.tier, left, SLOW)
 
     def _open(self, match: Match) -> Restore:
         now = time.monotonic()
@@ -70,10 +88,10 @@ class Restorer:
         """
         match = self._cache.match(chain, live_tokens=live)
         if match.tokens > ahead.match.tokens or ahead.match.tokens <= live:
-            match.release()
             ahead.close()
-            return self.begin(chain, live)
+            return self._decided(match, live)
         match.release()
+        self._count_slow(ahead.match, live)
         ahead.started = ahead.last_block = now = time.monotonic()
         ahead.deadline = _deadline(ahead.match, now)
         return ahead, ahead.decision
@@ -193,7 +211,10 @@ class Restorer:
         log.warning("a restore stopped after %d blocks: %s", restore.blocks, error)
         restore.close()
         step = restore.match.steps[min(restore.blocks, restore.match.blocks - 1)]
-        restore.failed.add(step.hash)
+        if isinstance(error, ContextFullError):  # the block is not to blame
+            restore.is_full = True
+        else:
+            restore.failed.add(step.hash)
         if isinstance(error, StateRejected):
             self._never_again(restore.match.chain, step.hash, error)
         lost = self.tokens_by_tier(restore)

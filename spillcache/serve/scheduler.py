@@ -301,6 +301,9 @@ class Scheduler:
         if restore is None or job is None or self._restorer is None:
             return
         if not self._restorer.advance(slot.index, restore, pace):
+            if restore.is_full:
+                restore.is_full = False
+                self._make_room()
             return
         slot.restore, slot.phase = None, Phase.PREFILL
         slot.on_trial, slot.tail_on_trial = restore.match.blocks, restore.match.tail
@@ -436,7 +439,7 @@ class Scheduler:
             self._engine.use_adapters(slots[0].job.adapters if slots[0].job is not None else ())
             self._engine.decode(chunks)
         except ContextFullError as error:
-            if not self._make_room(slots):
+            if not self._make_room():
                 self._give_up(slots[-1], error)
             return False
         except DecodeError as error:
@@ -449,9 +452,9 @@ class Scheduler:
             return False
         return True
 
-    def _make_room(self, keep: list[Slot]) -> bool:
+    def _make_room(self) -> bool:
         """Clear an idle slot, or else preempt a request."""
-        slot = gives_way(keep, self._slots, self._engine)
+        slot = gives_way(self._slots, self._engine)
         if slot is None:
             return False
         if slot.job is None:

@@ -17,7 +17,8 @@ log = logging.getLogger("spillcache.serve")
 class Choice:
     """Take ``slot``; the first ``live`` tokens of the prompt are those of ``source``'s sequence.
 
-    ``oldest``: the idle slot that was not used for longest, for a prompt that goes on from none.
+    ``oldest``: an empty slot, or the idle one that was not used for longest, for a prompt that goes
+    on from none.
     """
 
     slot: Slot
@@ -34,8 +35,8 @@ def choose(slots: Sequence[Slot], chain: Chain, engine: Engine, *, reuse: bool) 
     into the least recently used idle slot, so that the other conversation stays live, unless most
     of that would be kept anyway.
     """
-    idle = sorted((s for s in slots if s.phase is Phase.IDLE), key=lambda slot: slot.last_use)
-    oldest = idle[0]
+    idle = [slot for slot in slots if slot.phase is Phase.IDLE]
+    oldest = min(idle, key=lambda slot: (engine.length(slot.index) > 0, slot.last_use))
     if not reuse:
         return Choice(oldest, oldest, 0, oldest)
     lives = [(usable_live(slot, chain, engine), slot) for slot in slots]

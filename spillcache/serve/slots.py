@@ -67,7 +67,10 @@ class Job:
         return np.concatenate([self.request.tokens, np.array(self.answer, np.uint32)])
 
     def count_cached(self, tokens: dict[Tier, int]) -> None:
-        """Note where the prompt's state comes from; its last token is computed in any case."""
+        """Note where all of the prompt's state comes from; its last token is computed in any
+        case.
+        """
+        self.cached = {}
         left = len(self.request.tokens) - 1
         for tier, count in tokens.items():
             if min(count, left):
@@ -134,6 +137,8 @@ class Restore:
     import_s: float = 0.0
     """What importing them took, without waiting for them."""
     decision: Decision = "restore"
+    is_full: bool = False
+    """The context had no room for a block: somebody must give way before it goes on."""
 
     def close(self) -> None:
         """Stop reading; the stream releases the match."""

@@ -74,7 +74,7 @@ class Appender:
             self._noted.clear()
             header = SegmentHeader(segment, self._store_id, time.time_ns()).encode()
             try:
-                self._stage([(header,)], 0)
+                self._stage([(header,)], 0, len(header))
                 self.sync()
                 self._files.sync_directory(self._segments.directory)
             except OSError:
@@ -82,17 +82,20 @@ class Appender:
                 raise
         return self._own.segment
 
-    def write(self, records: Iterable[tuple[Buffer, ...]]) -> list[int]:
+    def write(self, records: Iterable[tuple[Buffer, ...]], size_bytes: int) -> list[int]:
         """Hand over records (each given in pieces, padded here) to be written: their offsets.
+        ``size_bytes``: about what they take.
 
         They are on the device when ``sync`` returns, and nothing names them until ``keep`` is told.
         On an error the caller must ``abandon``: what is on the device is unknown.
         """
-        return self._stage(records, self._require().end)
+        return self._stage(records, self._require().end, size_bytes)
 
-    def _stage(self, records: Iterable[tuple[Buffer, ...]], start: int) -> list[int]:
+    def _stage(
+        self, records: Iterable[tuple[Buffer, ...]], start: int, size_bytes: int
+    ) -> list[int]:
         fd = self._require().fd
-        self._staging = staging = Staging(self._files, fd, self._pool, start)
+        self._staging = staging = Staging(self._files, fd, self._pool, start, size_bytes)
         offsets = []
         for pieces in records:
             offsets.append(staging.offset)

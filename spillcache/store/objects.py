@@ -42,6 +42,8 @@ class PutResult:
     """The parent is gone, or there was no room."""
     written_bytes: int
     """Of the records, padding included."""
+    dropped_blocks: frozenset[BlockHash] = frozenset()
+    """Blocks of which an object was dropped."""
 
 
 @dataclass(frozen=True, slots=True)

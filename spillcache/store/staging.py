@@ -18,6 +18,8 @@ _BUFFER_BYTES = 6 * MIB
 _SMALL_BYTES = 4 * KIB
 _FIRST_BYTES = 2 * MIB
 """The first write is short, so that the device has something to do at once."""
+_LAST_BYTES = MIB
+"""The last ones become shorter, down to this, so that little is left to write when all is there."""
 
 
 class Staging:
@@ -27,11 +29,15 @@ class Staging:
     with the stream.
     """
 
-    def __init__(self, files: Files, fd: int, pool: BufferPool, offset: int) -> None:
+    def __init__(
+        self, files: Files, fd: int, pool: BufferPool, offset: int, size_bytes: int
+    ) -> None:
+        """``size_bytes``: about how much will come."""
         self._files = files
         self._fd = fd
         self._pool = pool
         self._at = self._start = offset
+        self._end = offset + size_bytes
         self._buffers = [pool.take(_BUFFER_BYTES)]
         self._buffer = self._buffers[0]
         self._limit = _FIRST_BYTES
@@ -85,7 +91,8 @@ class Staging:
             self._thread.start()
         self._at += self._filled
         self._filled = 0
-        self._limit = _BUFFER_BYTES
+        self._limit = min(max((self._end - self._at) // 2, _LAST_BYTES), _BUFFER_BYTES)
+        self._limit = padded(self._limit)
         if len(self._buffers) < _BUFFERS:
             self._buffer = self._pool.take(_BUFFER_BYTES)
             self._buffers.append(self._buffer)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from spillcache.chain import HASH_BYTES
+from spillcache.chain import HASH_BYTES, BlockHash
 from spillcache.config import MIB, Codec
 from spillcache.errors import StoreFullError, StoreIndexError
 from spillcache.namespace import ID_BYTES, Namespace
@@ -160,18 +160,21 @@ class _Tally:
     dropped: int = 0
     written_bytes: int = 0
     no_room: bool = False
-    dropped_blocks: set[bytes] = field(default_factory=set)
-    """Blocks whose KV was dropped: what hangs on them is dropped, too."""
+    dropped_blocks: set[BlockHash] = field(default_factory=set)
+    """Blocks of which a part was dropped."""
+    without_kv: set[BlockHash] = field(default_factory=set)
+    """Those whose KV was: what hangs on them is dropped, too."""
 
     def drop(self, item: StoreObject) -> None:
         self.dropped += 1
+        self.dropped_blocks.add(item.block)
         if item.part is Part.KV:
-            self.dropped_blocks.add(item.block)
+            self.without_kv.add(item.block)
 
     def hangs_on_dropped(self, item: StoreObject) -> bool:
         if item.part is Part.KV:
-            return item.parent in self.dropped_blocks
-        return item.block in self.dropped_blocks
+            return item.parent in self.without_kv
+        return item.block in self.without_kv
 
 
 @dataclass(slots=True)
@@ -228,7 +231,13 @@ class Writer:
                 "the cache on disk has no room for what is to be stored, even after eviction; "
                 "raise --cache-disk-size, or free space on the filesystem"
             )
-        return PutResult(tally.written, tally.present, tally.dropped, tally.written_bytes)
+        return PutResult(
+            tally.written,
+            tally.present,
+            tally.dropped,
+            tally.written_bytes,
+            frozenset(tally.dropped_blocks),
+        )
 
     def close(self) -> None:
         """Seal the own segment."""
@@ -242,7 +251,8 @@ class Writer:
         keys = [object_key(namespace_id, item.block, item.part) for item in objects]
         with self._index.read() as catalog:
             if catalog.is_hidden(namespace_id):
-                tally.dropped += len(objects)
+                for item in objects:
+                    tally.drop(item)
                 return {}
             rows = map(catalog.row, keys)
             wanted: dict[bytes, StoreObject] = {}
@@ -257,7 +267,7 @@ class Writer:
         group: list[_Record] = []
         size = most = 0
         for key, item in wanted.items():
-            if tally.dropped_blocks and tally.hangs_on_dropped(item):
+            if tally.without_kv and tally.hangs_on_dropped(item):
                 tally.drop(item)
                 continue
             record = self._encode(key, item)
@@ -333,7 +343,8 @@ class Writer:
         need = self._need(namespace, group)
         introduce = not self._appender.has_noted(namespace.id)
         try:
-            offsets = self._appender.write(_pieces(namespace if introduce else None, group))
+            pieces = _pieces(namespace if introduce else None, group)
+            offsets = self._appender.write(pieces, need)
             offsets = offsets[introduce:]
             for record, offset in zip(group, offsets, strict=True):
                 record.segment, record.offset = segment, offset

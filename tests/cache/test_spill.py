@@ -660,6 +660,7 @@ def test_what_the_store_drops_is_counted(
     cache.offer(c, 2, state_of(c, 2))  # its parent is nowhere
     cache.flush()
     assert dropped(metrics, "store") == 1
+    assert sample(metrics, "spilled_blocks_total") == 0
     assert not any(on_disk(store, c))
 
 

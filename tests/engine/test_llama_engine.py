@@ -13,7 +13,13 @@ from spillcache.config import EngineConfig
 from spillcache.engine.base import Chunk
 from spillcache.engine.llama_engine import LlamaEngine
 from spillcache.engine.llama_state import LlamaState
-from spillcache.errors import ConfigError, EngineError, ModelLoadError, StateRejected
+from spillcache.errors import (
+    ConfigError,
+    ContextFullError,
+    EngineError,
+    ModelLoadError,
+    StateRejected,
+)
 from spillcache.namespace import Namespace
 from spillcache.state import Part
 
@@ -345,4 +351,19 @@ def test_kv_and_boundary_share_a_buffer_that_grows(
     together = engine.export(0, 0, boundary=True)
     assert {p: bytes(v) for p, v in together.items()} == apart
     assert ctypes.sizeof(ctypes.c_uint8) * len(engine._buffer) >= sum(map(len, apart.values()))
+    engine.close()
+
+
+def test_a_block_that_finds_no_cells_is_told_from_one_that_is_refused(
+    gguf_model: ModelShelf,
+) -> None:
+    engine = open_engine(model_of(gguf_model, "llama"), context_tokens=256)
+    saved = prefill(engine, 0, tokens(3 * SIZE))
+    engine.import_(1, 0, saved[0])
+    with pytest.raises(ContextFullError, match="no room"):
+        engine.import_(1, 1, saved[1])
+    engine.clear(1)
+    assert [bytes(engine.export(0, block)[Part.KV]) for block in range(3)] == [
+        block[Part.KV] for block in saved
+    ], "nothing was overwritten"
     engine.close()

@@ -272,7 +272,56 @@ def test_the_youngest_gives_way_and_is_taken_up_again(gguf_model: ModelShelf) ->
         assert answer.done.usage.generated == 500
 
 
+def test_a_prompt_that_gives_way_is_counted_as_it_is_taken_up(
+    gguf_model: ModelShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it went on from at first is not what it goes on from in the end."""
+    with Stack(gguf_model("llama"), None, slots=2, ubatch_tokens=64) as stack:
+        stack.answer(prompt(400, seed=1), 1)
+        decode, full = stack.engine.decode, list[int]()
+
+        def once(chunks: list[Chunk]) -> None:
+            if len(chunks) == 1 and len(chunks[0].tokens) > 1 and len(full) == 1:
+                full.append(chunks[0].sequence)
+                raise ContextFullError("full")
+            decode(chunks)
+
+        monkeypatch.setattr(stack.engine, "decode", once)
+        old = stack.submit(prompt(60, seed=5), 400)
+        first_token(old)
+        full.append(-1)
+        young = stack.answer(prompt(400, seed=1) + prompt(300, seed=3), 4)
+        assert len(full) == 2
+        assert young.cached == {"ram": 400}
+        assert len(collect(old).tokens) == 399
+        computed = stack.metrics.registry.get_sample_value(
+            "spillcache_prompt_tokens_total", {"source": "computed"}
+        )
+        assert computed == 400 + 60 + 300
+
+
 # Faults.
+
+
+def test_a_full_context_is_not_the_block_s_fault(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Stack(gguf_model("llama"), tmp_path / "d") as stack:
+        stack.answer(prompt(640), 1)
+    with Stack(gguf_model("llama"), tmp_path / "d", slots=2) as stack:
+        stack.answer(prompt(100, seed=7), 1)
+        import_run, left = stack.engine.import_run, [1]
+
+        def full(sequence: int, block: int, states: Any) -> int:
+            if left[0] and block:
+                left[0] -= 1
+                raise ContextFullError("full")
+            return import_run(sequence, block, states[:2])
+
+        monkeypatch.setattr(stack.engine, "import_run", full)
+        assert stack.answer(prompt(640), 4).cached == {"disk": 639}
+        assert left == [0]
+        assert stack.metrics.registry.get_sample_value("spillcache_condemned_blocks_total") == 0
 
 
 def test_a_failed_decode_fails_its_requests_only(

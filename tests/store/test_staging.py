@@ -38,10 +38,11 @@ def files():
     return Counting()
 
 
-def write(files, path, pieces, start=4096):
+def write(files, path, pieces, start=4096, size=None):
     fd = files.create(path)
     pool = BufferPool(64 * MIB)
-    staging = Staging(files, fd, pool, start)
+    size = sum(map(len, pieces)) if size is None else size
+    staging = Staging(files, fd, pool, start, size)
     try:
         for piece in pieces:
             staging.add(piece)
@@ -69,6 +70,14 @@ def test_the_file_holds_what_was_added(tmp_path_factory, sizes):
     assert end == 4096 + len(expected)
 
 
+@pytest.mark.parametrize("size", [0, MIB, 39 * MIB, 400 * MIB])
+def test_a_size_that_is_not_what_comes_is_no_harm(tmp_path, files, size):
+    pieces = [payload(n, MIB + 5) for n in range(40)]
+    write(files, tmp_path / "file", pieces, size=size)
+    expected = b"".join(piece + bytes(-len(piece) % 4096) for piece in pieces)
+    assert (tmp_path / "file").read_bytes()[4096:] == expected
+
+
 def test_a_short_stream_needs_no_thread_and_a_long_one_has_its_own(tmp_path, files):
     own = threading.current_thread().name
     write(files, tmp_path / "short", [b"x" * 4096] * 3)
@@ -77,8 +86,12 @@ def test_a_short_stream_needs_no_thread_and_a_long_one_has_its_own(tmp_path, fil
     write(files, tmp_path / "long", [b"x" * MIB] * 40)
     assert {name for *_, name in files.writes} == {"spillcache-write"}
     assert sum(size for _, size, _ in files.writes) == 40 * MIB
-    # The first is short, so that the device has something to do; the rest is long.
-    assert [size // MIB for _, size, _ in files.writes] == [2, 6, 6, 6, 6, 6, 6, 2]
+    # The first is short, so that the device has something to do; the last are, so that little is
+    # left to do at the end.
+    sizes = [size / MIB for _, size, _ in files.writes]
+    assert sizes[:6] == [2, 6, 6, 6, 6, 6]
+    assert sizes[6:9] == [4, 2, 1]
+    assert sum(sizes) == 40
     assert files.syncs == 2
     assert not [t for t in threading.enumerate() if t.name == "spillcache-write"]
 
@@ -95,7 +108,7 @@ def test_an_error_of_the_thread_is_the_user_s(tmp_path, files, fail_at):
 def test_a_stream_that_is_given_up_is_not_synced(tmp_path, files):
     fd = files.create(tmp_path / "file")
     pool = BufferPool(64 * MIB)
-    staging = Staging(files, fd, pool, 0)
+    staging = Staging(files, fd, pool, 0, 60 * MIB)
     staging.add(bytes(30 * MIB))
     staging.close()
     os.close(fd)
