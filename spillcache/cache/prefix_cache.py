@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spillcache.cache.breaker import Breaker
+from spillcache.cache.doubts import Doubts
 from spillcache.cache.judge import Judge
 from spillcache.cache.match import Match, step_of
 from spillcache.cache.memory import clamp_ram
@@ -69,8 +70,6 @@ class PrefixCache:
         capacity = clamp_ram(max(config.ram_bytes, STAGING_BYTES if store is not None else 0))
         self._ram = RamTier(capacity)
         self._pinned_blocks = 0
-        self._doubted: Counter[BlockHash] = Counter()
-        """Blocks whose copy on disk is not used: see ``doubt``."""
         self._metrics.ram_bytes.set_function(lambda: float(self._ram.used_bytes))
         self._breaker = Breaker()
         self.judge = Judge(config.restore, geometry, store)
@@ -86,6 +85,7 @@ class PrefixCache:
                 self._metrics, self._breaker,
             )  # fmt: skip
             self._watch = Watch(self._look, self._in_trouble)
+        self.doubts = Doubts(self._ram, self._lock, self._spiller, self._metrics)
         self._metrics.unsaved_blocks.set_function(lambda: float(self._ram.dirty))
         self._metrics.disk_up.set_function(lambda: float(not self.disk_reason))
 
@@ -123,7 +123,7 @@ class PrefixCache:
             blocks = [None if h in without else self._pinned(h) for h in hashes]
             tails = in_ram(self._ram, chain, range(len(hashes) + 1), without)
             pinned = [*blocks, *(self._pinned(tail.hash) for tail in tails.values())]
-            without = {*without, *self._doubted} if self._doubted else without
+            without = {*without, *self.doubts.blocks} if self.doubts.blocks else without
         try:
             steps, verdict = self._steps(
                 chain, hashes, blocks, tails, without, live_tokens=live_tokens, disk=disk
@@ -409,51 +409,6 @@ class PrefixCache:
                     self._store.touch(chain.namespace.id, hashes[end - 1], windows, ahead)
         except StoreError as error:
             self.failed(error)
-
-    # What is whole, and fails all the same when it is used.
-
-    def doubt(self, hashes: Sequence[BlockHash]) -> None:
-        """These blocks may be what made the engine fail. RAM forgets them and all that follow them;
-        what the disk has of them is not used until ``acquit`` or ``condemn`` is called.
-        """
-        with self._lock:
-            self._doubted.update(hashes)
-            doomed = set(hashes)
-            for block in self._ram.all():
-                if block.hash in doomed or block.parent in doomed:
-                    doomed.add(block.hash)
-                    self._give_up(block)
-
-    def acquit(self, hashes: Sequence[BlockHash]) -> None:
-        """It was not these blocks: what the disk has of them may be used again."""
-        with self._lock:
-            self._doubted -= Counter(hashes)
-
-    def condemn(self, namespace: Namespace, hashes: Sequence[BlockHash], reason: str) -> None:
-        """It was these blocks, which ``doubt`` has named: the disk forgets them, soon and in
-        another thread. RAM may hold them again by now, computed anew: they are written after that.
-        """
-        self._metrics.condemned_blocks.inc(len(hashes))
-        log.error("%d blocks failed in use and are deleted: %s", len(hashes), reason)
-
-        def then() -> None:
-            with self._lock:
-                self._doubted -= Counter(hashes)
-                now = time.monotonic()
-                for block in filter(None, map(self._ram.get, hashes)):
-                    block.dirty_since = block.dirty_since if block.unsaved else now
-                    self._ram.unsave(block)
-
-        if self._spiller is None:
-            self.acquit(hashes)
-        else:
-            self._spiller.discard(namespace.id, hashes, reason, then)
-
-    def _give_up(self, block: RamBlock) -> None:
-        if self._spiller is not None:
-            self._spiller.give_up(block)
-        else:
-            self._ram.remove(block)
 
     # Care.
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from spillcache.cache.background import give_way
 from spillcache.cache.breaker import Breaker
+from spillcache.cache.due import Due
 from spillcache.cache.policy import RANKS, rank
 from spillcache.cache.ram import RamBlock, RamTier
 from spillcache.cache.watch import Trouble
@@ -99,6 +100,7 @@ class Spiller:
     ) -> None:
         self._store, self._ram, self._lock = store, ram, lock
         self._config, self._geometry = config, geometry
+        self._due = Due(config, geometry)
         self._queue_bytes = queue_bytes
         self._metrics, self._breaker = metrics, breaker
         self.limit = WriteLimit(config.write_limit_bytes_day, store.change_note)
@@ -133,7 +135,7 @@ class Spiller:
     def _refusal(self, block: RamBlock) -> str:
         if "evict" not in self._config.spill_on:
             return "off"
-        if not self._long_enough(block):
+        if not self._due.long_enough(block):
             return "short"
         if self._stopping or not self._breaker.closed or not self._thread.is_alive():
             return "paused"
@@ -178,7 +180,7 @@ class Spiller:
         """
         began = time.monotonic()
         with self._lock:
-            pending = self._worth_writing()
+            pending = self._due.worth_writing(self._ram.unsaved())
             blocks, size, lost = self._saved_blocks, self._saved_bytes, self._lost_blocks
             self._flush_asked += 1
             mine = self._flush_asked
@@ -268,8 +270,7 @@ class Spiller:
             dirty = list(self._ram.unsaved())
         try:
             self._discard_condemned()
-            due = self._leaves(dirty) if flushing else self._due(dirty, time.monotonic())
-            for leaf in self._jobs(due):
+            for leaf in self._jobs(self._chosen(dirty, flushing=flushing)):
                 if self._stopping:
                     break
                 self._save(leaf)
@@ -277,6 +278,13 @@ class Spiller:
             with self._lock:
                 self._flush_done = asked
                 self._lock.notify_all()
+
+    def _chosen(self, dirty: Sequence[RamBlock], *, flushing: bool) -> list[RamBlock]:
+        if flushing:
+            return self._due.leaves(dirty)
+        if not dirty or "idle" not in self._config.spill_on or not self._usable():
+            return []
+        return self._due.ends(dirty, time.monotonic())
 
     def _jobs(self, leaves: Sequence[RamBlock]) -> Iterator[RamBlock]:
         """``leaves``, and before each of them what RAM has evicted: that waits in little room."""
@@ -297,41 +305,6 @@ class Spiller:
     def _has_work(self) -> bool:
         flushing = self._flush_asked > self._flush_done
         return bool(self._stopping or self._evicted or self._condemned or flushing)
-
-    def _due(self, dirty: Sequence[RamBlock], now: float) -> list[RamBlock]:
-        """The ends of conversations that rest, or that have a block which waited long enough."""
-        if not dirty or "idle" not in self._config.spill_on or not self._usable():
-            return []
-        idle, longest = self._config.idle_spill_s, self._config.dirty_spill_s
-        late: set[BlockHash] = set()
-        for block in sorted(dirty, key=lambda block: block.index):
-            if now - block.dirty_since >= longest or block.parent in late:
-                late.add(block.hash)
-        return [b for b in self._leaves(dirty) if b.hash in late or now - b.last_use >= idle]
-
-    def _leaves(self, dirty: Sequence[RamBlock]) -> list[RamBlock]:
-        """The ends of dirty chains, hottest first; chains under ``min_tokens`` are not worth a
-        write.
-        """
-        parents = {block.parent for block in dirty}
-        leaves = [
-            block for block in dirty if block.hash not in parents and self._long_enough(block)
-        ]
-        return sorted(leaves, key=lambda block: -block.last_use)
-
-    def _worth_writing(self) -> list[RamBlock]:
-        """All dirty blocks but those of chains under ``min_tokens``; lock held."""
-        parents: set[BlockHash] = set()
-        found: list[RamBlock] = []
-        for block in sorted(self._ram.unsaved(), key=lambda block: -block.index):
-            if block.hash in parents or self._long_enough(block):
-                parents.add(block.parent)
-                found.append(block)
-        return found
-
-    def _long_enough(self, block: RamBlock) -> bool:
-        size = self._geometry.block_tokens
-        return block.index * size + (block.tail_tokens or size) >= self._config.min_tokens
 
     def _discard_condemned(self) -> None:
         while self._condemned:
@@ -362,9 +335,11 @@ class Spiller:
     def _spill_rest(self) -> None:
         """A paused disk is tried once more: there is no later."""
         with self._lock:
-            dirty = self._worth_writing()  # evicted blocks that still wait are among them
+            dirty = self._due.worth_writing(
+                self._ram.unsaved()
+            )  # evicted blocks that still wait are among them
         self._last_chance = True
-        leaves = self._leaves(dirty)
+        leaves = self._due.leaves(dirty)
         size = format_size(sum(b.size for b in dirty))
         reason = ""
         for done, leaf in enumerate(leaves):

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -31,12 +30,12 @@ from spillcache.engine.base import (
 from spillcache.engine.llama_adapters import LlamaAdapters
 from spillcache.engine.llama_batch import LlamaBatch
 from spillcache.engine.llama_library import (
-    PARTIAL_ONLY,
     library,
     load_model,
     new_context,
     window_cells,
 )
+from spillcache.engine.llama_memory import PARTIAL_ONLY, LlamaMemory
 from spillcache.engine.llama_sampler import LlamaSampler
 from spillcache.engine.llama_sections import HEADER_BYTES, NO_CELLS, KVLayout, Placeholder, header
 from spillcache.engine.llama_state import LlamaState
@@ -93,7 +92,7 @@ class LlamaEngine(Engine):
         cells = max(-(-cells // 256) * 256, 2 * block)
         self._spare = config.slots
         self._context = new_context(self._lib, self._model, config, config.slots + 1, cells)
-        self._memory = api.llama_get_memory(self._context)
+        self._memory = LlamaMemory(api, self._context)
         self._text = LlamaText(api, self._model, config.chat_template)
         self._sequences = [_Sequence() for _ in range(config.slots + 1)]
         self.limits = Limits(
@@ -105,7 +104,6 @@ class LlamaEngine(Engine):
         )
         self._batch = LlamaBatch(api, self.limits.call_tokens)
         self._window_cells = window_cells(api, self._context, self._model, config)
-        self._buffer = bytearray(1 << 20)
         self._state = self._probe()
         self.geometry = self._state.geometry(block, self.limits.call_tokens)
         self.identity = self._identity()
@@ -118,10 +116,10 @@ class LlamaEngine(Engine):
         block = self._config.block_tokens
         tokens = (np.arange(block) % self.limits.vocabulary).astype(np.uint32)
         self.decode([Chunk(0, tokens)])
-        self._copy_to_spare(0, 0, block)
-        full, second = self._sizes(self._spare)
-        blob = bytes(self._read(self._spare, full, 0))
-        self._drop(self._spare)
+        self._memory.copy(0, self._spare, 0, block)
+        full, second = self._memory.sizes(self._spare)
+        blob = bytes(self._memory.read(self._spare, full))
+        self._memory.drop(self._spare)
         self._forget_all()
         recurrent = bool(self._api.llama_model_is_recurrent(self._model))
         hybrid = bool(self._api.llama_model_is_hybrid(self._model))
@@ -274,21 +272,23 @@ class LlamaEngine(Engine):
         # One buffer holds everything: the block's sections first, the boundary behind them.
         used = 0
         if state.kv is not None:
-            self._copy_to_spare(sequence, start, stop)
+            self._memory.copy(sequence, self._spare, start, stop)
             try:
-                full, second = self._sizes(self._spare)
-                view = self._read(self._spare, full, 0)
+                full, second = self._memory.sizes(self._spare)
+                view = self._memory.read(self._spare, full)
             finally:
-                self._drop(self._spare)
+                self._memory.drop(self._spare)
             used, first_end = full, HEADER_BYTES + full - second
             parts[Part.KV] = view[HEADER_BYTES:first_end]
             if self._has_window(view[first_end:], sequence, start, stop):
                 parts[Part.WINDOW] = view[first_end:]
         if with_boundary:
-            size = self._size(sequence, PARTIAL_ONLY)
-            parts[Part.BOUNDARY] = self._read(sequence, size, used, PARTIAL_ONLY)[HEADER_BYTES:]
+            size = self._memory.partial_size(sequence)
+            parts[Part.BOUNDARY] = self._memory.read(sequence, size, used, PARTIAL_ONLY)[
+                HEADER_BYTES:
+            ]
             if Part.KV in parts:  # the buffer may have grown: slice again
-                view = memoryview(self._buffer)[:used]
+                view = self._memory.view(used)
                 parts[Part.KV] = view[HEADER_BYTES:first_end]
         return parts
 
@@ -356,7 +356,7 @@ class LlamaEngine(Engine):
         known.boundary_at = _NO_BOUNDARY
         if self._state.recurrent is not None and boundary is not None:
             self._state.recurrent.check(boundary, stop - 1)
-            self._write(sequence, (header(sequence), boundary), PARTIAL_ONLY)
+            self._memory.write(sequence, (header(sequence), boundary), PARTIAL_ONLY)
             known.boundary_at = stop
         known.length = stop
 
@@ -391,10 +391,10 @@ class LlamaEngine(Engine):
         assert self._state.kv is not None  # noqa: S101 - the caller has seen it
         kv = _joined(self._state.kv, states, Part.KV)
         try:
-            self._write(self._spare, (header(self._spare), *kv, *second), 0)
-            self._move_in(sequence)
+            self._memory.write(self._spare, (header(self._spare), *kv, *second), 0)
+            self._memory.copy(self._spare, sequence)
         finally:  # what was half written must not be in the next block
-            self._drop(self._spare)
+            self._memory.drop(self._spare)
 
     def _lay_out_windows(self, sequence: int, start: int, blank: Placeholder) -> None:
         """Have the windows from ``start`` on, the first that are there, lie in the cells where a
@@ -411,14 +411,11 @@ class LlamaEngine(Engine):
             cells = self.limits.call_tokens if at + self.limits.call_tokens <= start else size
             blob = blank.blob(head, at, cells)
             try:
-                self._set(self._spare, blob, len(blob))
-                self._move_in(sequence)
+                self._memory.set(self._spare, blob, len(blob))
+                self._memory.copy(self._spare, sequence)
             finally:
-                self._drop(self._spare)
+                self._memory.drop(self._spare)
             at += cells
-
-    def _move_in(self, sequence: int) -> None:
-        self._api.llama_memory_seq_cp(self._memory, self._spare, sequence, -1, -1)
 
     def restored(self, sequence: int) -> bool:
         """See Engine."""
@@ -447,7 +444,7 @@ class LlamaEngine(Engine):
         if self._state.window is None:
             return True
         # llama.cpp keeps a sequence's window cells without gaps from here on.
-        oldest = int(self._api.llama_memory_seq_pos_min(self._memory, sequence))
+        oldest = self._memory.oldest(sequence)
         return 0 <= oldest <= self._window_start(length)
 
     def truncate(self, sequence: int, length: int) -> None:
@@ -460,7 +457,7 @@ class LlamaEngine(Engine):
         if length == 0:
             self.clear(sequence)
             return
-        if not self._api.llama_memory_seq_rm(self._memory, sequence, length, -1):
+        if not self._memory.cut(sequence, length):
             raise StateRejected(f"llama.cpp can't truncate the sequence to {length}")
         known.length = known.boundary_at = length
 
@@ -472,7 +469,7 @@ class LlamaEngine(Engine):
         if length == 0:  # llama.cpp would copy a recurrent state whatever the range
             return True
         known = self._sequences[source]
-        self._api.llama_memory_seq_cp(self._memory, source, target, 0, length)
+        self._memory.copy(source, target, 0, length)
         # Where there is recurrent state, the source's was found to be the one at this length, or
         # is as missing here as there.
         boundary_at = length if self._state.recurrent is None else known.boundary_at
@@ -481,7 +478,7 @@ class LlamaEngine(Engine):
 
     def clear(self, sequence: int) -> None:
         """See Engine."""
-        self._drop(sequence)
+        self._memory.drop(sequence)
         self._sequences[sequence] = _Sequence()
 
     def self_test(self) -> SelfTest:
@@ -504,57 +501,10 @@ class LlamaEngine(Engine):
             self._api.llama_model_free(self._model)
             self._model = None
 
-    # llama.cpp's memory.
-
     def _forget_all(self) -> None:
         # A fresh context's cell layout comes back: warm runs lay out cells as cold ones.
-        self._api.llama_memory_clear(self._memory, False)
+        self._memory.clear()
         self._sequences = [_Sequence() for _ in self._sequences]
-
-    def _copy_to_spare(self, sequence: int, start: int, stop: int) -> None:
-        self._api.llama_memory_seq_cp(self._memory, sequence, self._spare, start, stop)
-
-    def _drop(self, sequence: int) -> None:
-        self._api.llama_memory_seq_rm(self._memory, sequence, -1, -1)
-
-    def _size(self, sequence: int, flags: int) -> int:
-        return int(self._api.llama_state_seq_get_size_ext(self._context, sequence, flags))
-
-    def _sizes(self, sequence: int) -> tuple[int, int]:
-        """(bytes of the whole blob, bytes of its header and second section)."""
-        full, partial = self._size(sequence, 0), self._size(sequence, PARTIAL_ONLY)
-        # A plain cache ignores the flag: then there is no second section.
-        return full, partial if partial < full else HEADER_BYTES
-
-    def _read(self, sequence: int, size: int, offset: int, flags: int = 0) -> memoryview:
-        """State of ``sequence`` in our buffer from ``offset`` on; valid until it is used again."""
-        self._grow(offset + size)
-        target = (ctypes.c_uint8 * size).from_buffer(self._buffer, offset)
-        count = self._api.llama_state_seq_get_data_ext(self._context, target, size, sequence, flags)
-        if count != size:
-            raise StateRejected(f"llama.cpp exported {count} of {size} bytes")
-        return memoryview(self._buffer)[offset : offset + size]
-
-    def _write(self, sequence: int, pieces: Sequence[Buffer], flags: int) -> None:
-        size = sum(len(piece) for piece in pieces)
-        self._grow(size)
-        # Through a view: a bytearray would copy each piece twice.
-        view, at = memoryview(self._buffer), 0
-        for piece in pieces:
-            view[at : at + len(piece)] = memoryview(piece).cast("B")
-            at += len(piece)
-        self._set(sequence, self._buffer, size, flags)
-
-    def _set(self, sequence: int, blob: bytearray | mmap, size: int, flags: int = 0) -> None:
-        source = (ctypes.c_uint8 * size).from_buffer(blob)
-        count = self._api.llama_state_seq_set_data_ext(self._context, source, size, sequence, flags)
-        if count != size:
-            raise StateRejected(f"llama.cpp took {count} of {size} bytes")
-
-    def _grow(self, size: int) -> None:
-        if size > len(self._buffer):
-            # A new one, not a resize: views of the old one may still be held.
-            self._buffer = self._buffer + bytes(max(size - len(self._buffer), len(self._buffer)))
 
 
 def _joined(layout: KVLayout, states: Sequence[BlockState], part: Part) -> Sequence[Buffer]:

@@ -28,8 +28,6 @@ log = logging.getLogger("spillcache.llama")
 GGUF_MAGIC = b"GGUF"
 GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
-PARTIAL_ONLY = 1
-"""LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: header and second section."""
 NEEDED = (
     "llama_state_seq_get_size_ext",
     "llama_state_seq_get_data_ext",

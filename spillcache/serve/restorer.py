@@ -267,8 +267,8 @@ class Restorer:
 
     def _never_again(self, chain: Chain, block: BlockHash, error: StateRejected) -> None:
         """A block that the engine refuses would be refused at every retry."""
-        self._cache.doubt([block])
-        self._cache.condemn(chain.namespace, [block], str(error))
+        self._cache.doubts.add([block])
+        self._cache.doubts.condemn(chain.namespace, [block], str(error))
 
     def prefilled(self, chain: Chain, start: int, stop: int, seconds: float) -> None:
         """One call computed these tokens: what restores are compared with. A tail costs about as

@@ -45,7 +45,7 @@ class Trials:
         hashes = chain.hashes[: max(slot.on_trial, computed)]
         if slot.tail_on_trial is not None:
             hashes.append(slot.tail_on_trial)
-        self._cache.doubt(hashes)
+        self._cache.doubts.add(hashes)
         for tier in SOURCES:
             self._cache.refused(tier, job.cached.get(tier, 0), error.code)
             job.refused[error.code] += job.cached.get(tier, 0)
@@ -65,12 +65,12 @@ class Trials:
             return not self.failed(slot, DecodeError("the logits are not numbers"))
         slot.on_trial = 0
         if sound and job.doubted:
-            self._cache.condemn(chain.namespace, job.doubted, job.fault)
+            self._cache.doubts.condemn(chain.namespace, job.doubted, job.fault)
             job.doubted = []
         return True
 
     def end(self, job: Job) -> None:
         """The request is over: what was not found guilty by now is not."""
         if self._cache is not None:
-            self._cache.acquit(job.doubted)
+            self._cache.doubts.acquit(job.doubted)
         job.doubted = []

@@ -227,14 +227,14 @@ def test_one_that_just_failed_is_not_used_again(tmp_path: Path, open_cache: Open
     cache, _ = spilled(tmp_path, open_cache)
     tail = chain(*SAID).hash_of(2)
     assert cache.match(chain(*SAID, 1), without={tail}).tokens == 8
-    cache.doubt([tail])
+    cache.doubts.add([tail])
     assert cache.match(chain(*SAID, 1)).tokens == 8
-    cache.acquit([tail])
+    cache.doubts.acquit([tail])
     assert cache.match(chain(*SAID, 1)).tokens == 11
     turn(cache, chain(*SAID))
-    cache.doubt([tail])
+    cache.doubts.add([tail])
     assert cache.match(chain(*SAID, 1)).tokens == 8, "RAM has forgotten it"
-    cache.condemn(NS, [tail], "it made the engine fail")
+    cache.doubts.condemn(NS, [tail], "it made the engine fail")
     cache.flush()
     assert cache.match(chain(*SAID, 1)).tokens == 8
 
@@ -242,8 +242,8 @@ def test_one_that_just_failed_is_not_used_again(tmp_path: Path, open_cache: Open
 def test_those_of_a_block_that_failed_go_with_it(tmp_path: Path, open_cache: OpenCache) -> None:
     cache, store = spilled(tmp_path, open_cache)
     c = chain(*SAID)
-    cache.doubt(c.hashes)
-    cache.condemn(NS, c.hashes, "they made the engine fail")
+    cache.doubts.add(c.hashes)
+    cache.doubts.condemn(NS, c.hashes, "they made the engine fail")
     cache.flush()
     assert store.usage().objects == 0
 

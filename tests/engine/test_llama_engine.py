@@ -347,10 +347,12 @@ def test_kv_and_boundary_share_a_buffer_that_grows(
     engine = open_engine(gguf_model("qwen35"))
     engine.decode([Chunk(0, tokens(SIZE))])
     apart = {p: bytes(v) for p, v in engine.export(0, 0, boundary=True).items()}
-    engine._buffer = bytearray(16)
+    engine._memory._buffer = bytearray(16)
     together = engine.export(0, 0, boundary=True)
     assert {p: bytes(v) for p, v in together.items()} == apart
-    assert ctypes.sizeof(ctypes.c_uint8) * len(engine._buffer) >= sum(map(len, apart.values()))
+    assert ctypes.sizeof(ctypes.c_uint8) * len(engine._memory._buffer) >= sum(
+        map(len, apart.values())
+    )
     engine.close()
 
 

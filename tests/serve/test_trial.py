@@ -88,7 +88,7 @@ def test_state_that_gives_no_numbers_is_answered_cold_and_goes(
         assert "10 blocks failed in use and are deleted: the logits are not numbers" in caplog.text
         assert stack.cache is not None
         assert stack.cache.flush().left == 0
-        assert not stack.cache._doubted
+        assert not stack.cache.doubts.blocks
     with Stack(gguf_model("llama"), poisoned) as stack:
         again = stack.answer(PROMPT, 16)
         assert again.cached == {"disk": 639}, "what was computed anew took its place"
@@ -180,7 +180,7 @@ def test_an_engine_that_fails_anyway_acquits_the_blocks(
             assert failures == [2], "restored, then cold"
         assert counted(stack, "condemned_blocks_total") == 0
         assert stack.cache is not None
-        assert not stack.cache._doubted
+        assert not stack.cache.doubts.blocks
         again = stack.answer(PROMPT, 16).cached
         assert again == {"ram": 576, "disk": 63}, "RAM has what the second try computed"
 
@@ -203,7 +203,7 @@ def test_a_client_that_leaves_acquits_them_too(
             eventually(lambda: failures == [1] and not stack.scheduler.busy())
             eventually(lambda: not len(stack.scheduler._queue))
         assert stack.cache is not None
-        eventually(lambda: stack.cache is not None and not stack.cache._doubted)
+        eventually(lambda: stack.cache is not None and not stack.cache.doubts.blocks)
         assert counted(stack, "condemned_blocks_total") == 0
 
 

@@ -130,7 +130,7 @@ def test_without_a_damaged_tail_the_whole_blocks_serve(
         stack.answer(first, STEPS)
         stack.answer(prompt(70, seed=8), 1)
         assert stack.cache is not None
-        stack.cache.doubt(
+        stack.cache.doubts.add(
             [
                 Chain(Namespace.of(dict(stack.engine.identity)), 64, said[:-1]).hash_of(
                     len(said) // 64
