@@ -221,15 +221,15 @@ def test_the_rows_of_a_placeholder_take_no_memory() -> None:
     )
     blob = Placeholder(parsed(section), section).blob(b"12345678", 0, 16)
     rows = memoryview(blob)[1 << 20 : 15 << 20]
-    before = anonymous_bytes()
+    before = resident_bytes()
     assert not any(rows[at] for at in range(0, len(rows), 512))
-    assert anonymous_bytes() - before < 1 << 20
+    assert resident_bytes() - before < 1 << 20
 
 
-def anonymous_bytes() -> int:
-    """What this process has of its own; the kernel's page of zeros does not count."""
+def resident_bytes() -> int:
+    """What this process takes; the kernel's page of zeros does not count."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Anonymous:"))
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Rss:"))
 
 
 @pytest.mark.parametrize(("golden", "extra"), [(GOLDEN, 0), (GOLDEN_4, 0), (GOLDEN_MULTI, 3)])
