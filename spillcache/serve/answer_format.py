@@ -3,7 +3,7 @@
 import time
 import uuid
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Protocol
 
 from spillcache import __version__
 from spillcache.serve.job import DoneEvent, FinishReason, TextEvent, Timings, Usage
@@ -50,9 +50,31 @@ def _pace(what: str, tokens: int, ms: float) -> dict[str, Any]:
     }
 
 
-class AnswerFormat(ABC):
-    """One answer's JSON objects; they share an id, a time and the model's name."""
+class AnswerForm(Protocol):
+    """What an answer looks like to a client."""
 
+    end: bytes
+    """What a stream ends with, after its last event."""
+
+    def answer(self, text: str, tokens: list[int], done: DoneEvent) -> dict[str, Any]:
+        """The answer in one piece."""
+
+    def head(self) -> list[dict[str, Any]]:
+        """A stream's events before the first piece of text."""
+
+    def pieces(self, event: TextEvent | DoneEvent) -> list[dict[str, Any]]:
+        """The event with a piece of text, if there is something to tell."""
+
+    def tail(self, done: DoneEvent) -> list[dict[str, Any]]:
+        """The events after the last piece."""
+
+
+class AnswerFormat(ABC):
+    """One answer's JSON objects as OpenAI has them; they share an id, a time and the model's
+    name.
+    """
+
+    end = b"data: [DONE]\n\n"
     id_prefix: str
     whole: str
     """The ``object`` of an answer in one piece."""

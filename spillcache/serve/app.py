@@ -15,6 +15,7 @@ from spillcache.serve.door import Door
 from spillcache.serve.http_errors import error_object, error_response
 from spillcache.serve.meta_routes import meta_router
 from spillcache.serve.middleware import BodyLimit, ErrorGuard, KeyGate
+from spillcache.serve.native_routes import native_router
 from spillcache.serve.openai_routes import openai_router
 from spillcache.serve.root_route import root_router, route_names
 
@@ -33,6 +34,7 @@ def create_app(service: Door) -> FastAPI:
     app = FastAPI(title="spillcache", openapi_url=None)
     routers = [
         openai_router(service, int(time.time())),
+        native_router(service),
         meta_router(service),
         cache_router(service),
     ]

@@ -58,5 +58,8 @@ class Door(Protocol):
     def slots_total(self) -> int:
         """How many requests run at a time."""
 
+    def slots(self) -> list[bool]:
+        """Which slots work on a request now; raises NotReady until the model is loaded."""
+
     def stop(self, progress: Callable[[str], None], drain_s: float | None = None) -> None:
         """End running answers, save, close; blocks for seconds and tells its progress in lines."""

@@ -8,11 +8,9 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from spillcache.serve.answer_events import AnswerEvents, ClientGone
-from spillcache.serve.answer_format import AnswerFormat
+from spillcache.serve.answer_format import AnswerForm
 from spillcache.serve.http_errors import describe_error
 from spillcache.serve.job import DoneEvent, ErrorEvent, Event
-
-_DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(Response):
@@ -23,7 +21,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AnswerEvents, first: list[Event], form: AnswerFormat) -> None:
+    def __init__(self, events: AnswerEvents, first: list[Event], form: AnswerForm) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["Content-Length"]
         self._events = events
@@ -55,7 +53,7 @@ class EventStream(Response):
             return _encode([describe_error(event.error)[1]])
         pieces = self._form.pieces(event)
         if isinstance(event, DoneEvent):
-            return _encode(pieces + self._form.tail(event)) + _DONE
+            return _encode(pieces + self._form.tail(event)) + self._form.end
         return _encode(pieces)
 
 

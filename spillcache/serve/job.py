@@ -96,6 +96,8 @@ class DoneEvent:
     stop_string: str | None
     usage: Usage
     timings: Timings
+    slot: int = 0
+    """Which one it had, at the end."""
 
 
 @dataclass(frozen=True, slots=True)

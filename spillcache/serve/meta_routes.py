@@ -38,6 +38,16 @@ def meta_router(service: Door) -> APIRouter:
     async def props() -> Response:
         return JSONResponse(_props(service, service.engine))
 
+    @router.get("/slots")
+    async def slots() -> Response:
+        size = service.engine.limits.context_tokens
+        return JSONResponse(
+            [
+                {"id": index, "n_ctx": size, "speculative": False, "is_processing": busy}
+                for index, busy in enumerate(service.slots())
+            ]
+        )
+
     @router.get("/lora-adapters")
     async def adapters() -> Response:
         return JSONResponse(service.adapters.listed())

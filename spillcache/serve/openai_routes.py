@@ -10,7 +10,7 @@ from spillcache.config import Settings
 from spillcache.engine.base import Engine
 from spillcache.errors import NotReady, PromptTooLong, RequestError
 from spillcache.serve.answer_events import AnswerEvents
-from spillcache.serve.answer_format import AnswerFormat, ChatFormat, CompletionFormat
+from spillcache.serve.answer_format import AnswerForm, ChatFormat, CompletionFormat
 from spillcache.serve.door import Door
 from spillcache.serve.event_stream import EventStream
 from spillcache.serve.http_errors import error_object
@@ -43,7 +43,7 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
         form = ChatFormat(
             name, include_usage=body.include_usage, return_tokens=bool(body.return_tokens)
         )
-        return await _answer(service, request, body, form, lambda: chat_tokens(engine, body))
+        return await answer(service, request, body, form, lambda: chat_tokens(engine, body))
 
     @router.post("/v1/completions")
     @router.post("/completions")
@@ -53,7 +53,7 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
         form = CompletionFormat(
             name, include_usage=body.include_usage, return_tokens=bool(body.return_tokens)
         )
-        return await _answer(service, request, body, form, lambda: prompt_tokens(engine, body))
+        return await answer(service, request, body, form, lambda: prompt_tokens(engine, body))
 
     @router.get("/v1/models")
     @router.get("/models")
@@ -75,7 +75,7 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
 def chat_tokens(engine: Engine, body: ChatBody) -> list[int]:
     """The prompt's token ids; may take long: not on the event loop. Raises RequestError."""
     text = engine.chat_prompt(body.plain_messages())
-    _check_length(engine, text, "messages")
+    check_length(engine, text, "messages")
     # Most templates write BOS themselves; a second one would make another, worse prompt.
     bos = engine.info.bos_token
     special = not (bos and text.startswith(bos))
@@ -89,13 +89,13 @@ def prompt_tokens(engine: Engine, body: CompletionBody) -> list[int]:
     """The prompt's token ids, as ``chat_tokens``; ids that the client sent stay as they are."""
     prompt = body.one_prompt()
     if isinstance(prompt, str):
-        _check_length(engine, prompt, "prompt")
+        check_length(engine, prompt, "prompt")
         return engine.tokenize(prompt, add_special=True, parse_special=True)
     check_token_ids(engine, prompt, "prompt")
     return prompt
 
 
-def _check_length(engine: Engine, text: str, param: str) -> None:
+def check_length(engine: Engine, text: str, param: str) -> None:
     """Raise PromptTooLong for text that no tokeniser could fit into the context: tokenising it
     would take minutes only to be refused.
     """
@@ -115,11 +115,11 @@ def check_token_ids(engine: Engine, tokens: list[int], param: str) -> None:
         raise RequestError(f"{param}: token ids must lie in 0 … {size - 1}", param)
 
 
-async def _answer(
+async def answer(
     service: Door,
     request: Request,
     body: GenerationBody,
-    form: AnswerFormat,
+    form: AnswerForm,
     tokenize: Callable[[], list[int]],
 ) -> Response:
     """Generate; a stream begins only with the first event, so that errors before have a status."""
@@ -139,16 +139,16 @@ async def _answer(
             raise batch[0].error
         if body.stream:
             return EventStream(events, batch, form)
-        answer = await _whole_answer(events, batch, form)
+        whole = await _whole_answer(events, batch, form)
     except BaseException:
         events.close()
         raise
     events.close()
-    return JSONResponse(answer)
+    return JSONResponse(whole)
 
 
 async def _whole_answer(
-    events: AnswerEvents, batch: list[Event], form: AnswerFormat
+    events: AnswerEvents, batch: list[Event], form: AnswerForm
 ) -> dict[str, Any]:
     text: list[str] = []
     tokens: list[int] = []

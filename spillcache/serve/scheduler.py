@@ -134,7 +134,11 @@ class Scheduler:
 
     def busy(self) -> int:
         """How many slots work on a request."""
-        return sum(slot.job is not None for slot in self._slots)
+        return sum(self.slots())
+
+    def slots(self) -> list[bool]:
+        """Which slots work on a request, as they are now."""
+        return [slot.job is not None for slot in self._slots]
 
     # The thread.
 
@@ -486,7 +490,7 @@ class Scheduler:
     # The end of a turn.
 
     def _finish(self, slot: Slot, job: Job, reason: FinishReason) -> None:
-        event = job.done(reason)
+        event = job.done(reason, slot.index)
         self._metrics.requests.labels(reason).inc()
         job.emit(event)
         self._release(slot)

@@ -68,6 +68,12 @@ Prompt = Annotated[
     | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)],
     _expected("a text, a list of token ids, or a list of one of these"),
 ]
+_Piece = int | str
+_Pieces = Annotated[list[_Piece], Field(fail_fast=True)]
+NativePrompt = Annotated[
+    str | Annotated[list[_Piece | _Pieces], Field(fail_fast=True)],
+    _expected("a text, a list of texts and token ids, or a list of one of these"),
+]
 Content = Annotated[
     str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None,
     _expected("a text, a list of parts, or null"),
@@ -293,6 +299,62 @@ class CompletionBody(GenerationBody):
         return prompt  # type: ignore[return-value]  # a list of lists was unpacked above
 
 
+class NativeBody(GenerationBody):
+    """POST /completion, as llama-server has it."""
+
+    prompt_field = "prompt"
+
+    prompt: NativePrompt
+    id_slot: Annotated[int, Field(ge=-1)] | None = None
+    """A hint that is not needed: the tokens find their slot."""
+
+    image_data: Any = None
+    min_keep: Any = None
+    multimodal_data: Any = None
+    n_indent: Any = None
+    post_sampling_probs: Any = None
+    samplers: Any = None
+    t_max_predict_ms: Any = None
+    top_n_sigma: Any = None
+
+    def one_prompt(self) -> list[int | str]:
+        """The prompt's pieces: texts, and token ids between them.
+
+        Raises RequestError when it is empty, Unsupported when there are several.
+        """
+        pieces: list[Any] = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        if pieces and not any(isinstance(piece, int) for piece in pieces):
+            # Without token ids between them, texts are prompts of their own, as lists are.
+            if len(pieces) > 1:
+                raise Unsupported(
+                    "prompt: several prompts in one request are not supported; send one each",
+                    "prompt",
+                )
+            pieces = pieces[0] if isinstance(pieces[0], list) else pieces
+        if any(isinstance(piece, list) for piece in pieces):
+            raise RequestError("prompt: a list in a prompt with token ids", "prompt")
+        if not any(piece != "" for piece in pieces):
+            raise RequestError("the prompt is empty: there is nothing to complete", "prompt")
+        return pieces
+
+    def _limit(self, defaults: RequestDefaults) -> int | None:
+        # llama-server computes the prompt, and gives a token all the same.
+        if self.n_predict == 0 and self.max_tokens is None and self.max_completion_tokens is None:
+            return 1
+        return super()._limit(defaults)
+
+
+class TemplateBody(_Body):
+    """POST /apply-template."""
+
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    add_generation_prompt: bool = True
+
+    def plain_messages(self) -> list[dict[str, Any]]:
+        """The messages for ``Engine.chat_prompt``."""
+        return [message.model_dump() for message in self.messages]
+
+
 def _empty(value: Any) -> bool:
     return value in ("", [], {}, False, 0)
 
@@ -326,6 +388,14 @@ _NEUTRAL: Mapping[str, Callable[[Any], bool]] = {
     "dynatemp_range": _is(0, 0.0),
     "dry_multiplier": _is(0, 0.0),
     "xtc_probability": _is(0, 0.0),
+    "image_data": _empty,
+    "multimodal_data": _empty,
+    "min_keep": _is(0),
+    "n_indent": _is(0),
+    "post_sampling_probs": _is(False),
+    "samplers": _empty,
+    "t_max_predict_ms": lambda value: type(value) in {int, float} and value <= 0,
+    "top_n_sigma": lambda value: type(value) in {int, float} and value < 0,
 }
 """Fields that are known but not offered, and the values with which they ask for nothing."""
 

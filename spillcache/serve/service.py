@@ -253,6 +253,12 @@ class Service:
         """How many requests can be worked on at once."""
         return self.settings.engine.slots
 
+    def slots(self) -> list[bool]:
+        """Which slots work on a request now; raises NotReady until the model is loaded."""
+        if self._scheduler is None or self._state != "ready":
+            raise self._not_ready()
+        return self._scheduler.slots()
+
     def health(self) -> dict[str, object]:
         """What ``/health`` says."""
         cache, words = self._cache, {"loading": "loading model", "ready": "ok"}

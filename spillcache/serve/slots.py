@@ -82,8 +82,8 @@ class Job:
         if not self.ticket.cancelled:
             self.listener(event)
 
-    def done(self, reason: FinishReason) -> DoneEvent:
-        """The event that ends the answer."""
+    def done(self, reason: FinishReason, slot: int) -> DoneEvent:
+        """The event that ends the answer, in ``slot``."""
         now = time.monotonic()
         done = self.prompt_done or now
         rest = self.text.finish()
@@ -98,7 +98,7 @@ class Job:
             predicted_ms=1000 * (now - done),
             decision=self.decision,
         )
-        return DoneEvent(rest, reason, self.text.stopped, usage, timings)
+        return DoneEvent(rest, reason, self.text.stopped, usage, timings, slot)
 
     def close(self) -> None:
         """Free the sampler; may be called twice."""

@@ -130,6 +130,9 @@ class FakeService:
         self.flushes.append(timeout_s)
         return self.flushed
 
+    def slots(self):
+        return [True, False]
+
     def slots_total(self):
         return 2
 

@@ -68,6 +68,14 @@ def test_detokenize(http):
     assert http.post("/detokenize", json={"tokens": []}).json() == {"content": ""}
 
 
+def test_slots(http):
+    """Whether they work, and nothing of what they work on."""
+    assert http.get("/slots").json() == [
+        {"id": 0, "n_ctx": 4096, "speculative": False, "is_processing": True},
+        {"id": 1, "n_ctx": 4096, "speculative": False, "is_processing": False},
+    ]
+
+
 def test_props(http, service):
     props = http.get("/props").json()
     assert props["total_slots"] == 2
