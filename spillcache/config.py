@@ -64,6 +64,11 @@ def format_age(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things for people: ``"1 block"``, ``"2,048 blocks"``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_size(size_bytes: float) -> str:
     """Bytes for people: ``"1.5 GiB"``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spillcache.cli.doctor_report import Finding
-from spillcache.config import GIB, format_size
+from spillcache.config import GIB, counted, format_size
 from spillcache.errors import StoreError, StoreIndexError
 from spillcache.store.block_store import BlockStore, StoreView, Usage
 from spillcache.store.files import Files
@@ -129,10 +129,12 @@ def _quota(usage: Usage) -> Finding:
 def _contents(view: StoreView) -> Finding:
     usage = view.usage()
     hidden = sum(each.hidden_since is not None for each in view.namespaces())
-    text = f"{usage.objects:,} objects, {usage.segments:,} segments"
+    text = f"{counted(usage.objects, 'object')}, {counted(usage.segments, 'segment')}"
     if hidden:
-        text += f", {hidden} hidden namespaces"
+        text += f", {counted(hidden, 'hidden namespace')}"
     if view.quarantined:
         todo = "if there are more and more of them, check the disk and the memory"
-        return Finding("contents", "note", f"{text}, {view.quarantined} damaged records", todo)
+        return Finding(
+            "contents", "note", f"{text}, {counted(view.quarantined, 'damaged record')}", todo
+        )
     return Finding("contents", "ok", text)

@@ -92,7 +92,8 @@ def server_lines(server: dict[str, Any]) -> list[str]:
         f"prompt tokens: {words}; {ratio:.1%} reused",
         f"restored tokens: {restored}{_reasons('refused', server['refused_tokens'])}",
         f"to disk: {server['spilled_blocks']:,} blocks "
-        f"({format_size(server['spilled_bytes'])}), {server['unsaved_blocks']:,} not yet"
+        f"({format_size(server['spilled_bytes'])}), "
+        f"{server['unsaved_blocks']:,} are only in RAM so far"
         f"{_reasons('dropped', server['dropped_blocks'])}",
     ]
     if server["condemned_blocks"]:

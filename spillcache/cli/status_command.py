@@ -7,7 +7,7 @@ import typer
 
 from spillcache.cli import care
 from spillcache.cli.server_counters import ask, server_lines
-from spillcache.config import format_age, format_size
+from spillcache.config import counted, format_age, format_size
 
 if TYPE_CHECKING:
     from spillcache.store.view import StoreView
@@ -69,15 +69,18 @@ def _print(report: dict[str, Any]) -> None:
     )
     hidden = report["hidden_namespaces"]
     print(
-        f"holds: {report['objects']:,} objects in {report['namespaces']:,} namespaces"
-        f"{f' ({hidden} hidden)' if hidden else ''}, {report['segments']:,} segments, "
+        f"holds: {counted(report['objects'], 'object')} in "
+        f"{counted(report['namespaces'], 'namespace')}"
+        f"{f' ({hidden} hidden)' if hidden else ''}, {counted(report['segments'], 'segment')}, "
         f"{format_size(report['stored_bytes'])} for {format_size(report['raw_bytes'])} of state"
     )
     if report["max_age_s"] is not None:
         print(f"what is not used for {format_age(report['max_age_s'])} goes")
     if report["quarantined"]:
-        print(f"quarantine: {report['quarantined']} damaged records; see spillcache verify")
+        print(
+            f"quarantine: {counted(report['quarantined'], 'damaged record')}; see spillcache verify"
+        )
     writers = ", ".join(str(pid) for pid in report["writers"])
-    print(f"written by process {writers}" if writers else "nobody writes to it now")
+    print(f"written by process {writers}" if writers else "nobody writes to it at this moment")
     if "server" in report:
         print(*server_lines(report["server"]), sep="\n")

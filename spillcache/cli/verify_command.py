@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spillcache.cli import care
-from spillcache.config import format_size
+from spillcache.config import counted, format_size
 
 if TYPE_CHECKING:
     from spillcache.store.repair import RepairReport
@@ -125,7 +125,8 @@ def _print_repaired(path: Path, report: "RepairReport") -> None:
     how = "was made anew" if report.rebuilt else "is sound"
     found = "" if report.rebuilt else f", {report.named:,} of them were not in it before"
     print(
-        f"{path}: the index {how}: {report.objects:,} objects in {report.segments:,} segments"
+        f"{path}: the index {how}: {counted(report.objects, 'object')} in "
+        f"{counted(report.segments, 'segment')}"
         f"{found} ({report.seconds:.1f} s)"
     )
     if report.freed_bytes:

@@ -47,7 +47,7 @@ def test_a_store_that_is_well(cli: Any, directory: Path) -> None:
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.splitlines()[-1] == "READY"
     assert "holds a store of this format" in ended.out
-    assert "3 objects, 1 segments" in ended.out
+    assert "3 objects, 1 segment" in ended.out
     assert "written durably" in ended.out
     assert snapshot(directory.parent) == before
 
@@ -158,7 +158,7 @@ def test_hidden_namespaces_and_quarantine_are_told(cli: Any, directory: Path) ->
     (directory / "quarantine" / RECORD).write_bytes(b"x")
     ended = cli("doctor", str(directory))
     assert ended.code == 0
-    assert "3 objects, 1 segments, 1 hidden namespaces, 1 damaged records" in ended.out
+    assert "3 objects, 1 segment, 1 hidden namespace, 1 damaged record" in ended.out
 
 
 def test_memory_is_not_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,10 +86,10 @@ def test_people_get_sentences(cli: Any, directory: Path) -> None:
     (directory / "quarantine" / RECORD).write_bytes(b"x")
     out = cli("status", str(directory)).out
     assert re.search(r": \d\.\d MiB of 1\.0 GiB \(\d%\)\n", out) or "KiB of 1.0 GiB (0%)" in out
-    assert "holds: 3 objects in 1 namespaces (1 hidden), 1 segments, 2.9 KiB for 2.9 KiB" in out
+    assert "holds: 3 objects in 1 namespace (1 hidden), 1 segment, 2.9 KiB for 2.9 KiB" in out
     assert "what is not used for 10 days goes\n" in out
-    assert "quarantine: 1 damaged records" in out
-    assert "nobody writes to it now\n" in out
+    assert "quarantine: 1 damaged record" in out
+    assert "nobody writes to it at this moment\n" in out
 
 
 def test_a_server_is_asked(cli: Any, directory: Path, server: Server) -> None:
@@ -109,14 +109,14 @@ def test_a_server_is_asked(cli: Any, directory: Path, server: Server) -> None:
     assert "disk tier off: it failed\n" in out
     assert "prompt tokens: 10 live, 20 ram, 1,000 disk, 970 computed; 51.5% reused\n" in out
     assert "restored tokens: 0 ram, 1,064 disk\n" in out
-    assert "to disk: 6 blocks (77 B), 3 not yet\n" in out
+    assert "to disk: 6 blocks (77 B), 3 are only in RAM so far\n" in out
     server.metrics.refused_tokens.labels("disk", "KV_SNAPSHOT_CORRUPT").inc(64)
     server.metrics.dropped_blocks.labels("disk", "short").inc(4)
     server.metrics.dropped_blocks.labels("ram", "full").inc(2)
     server.metrics.condemned_blocks.inc(9)
     out = cli(*words).out
     assert "1,064 disk; refused: 64 disk KV_SNAPSHOT_CORRUPT\n" in out
-    assert "3 not yet; dropped: 2 ram full, 4 disk short\n" in out
+    assert "3 are only in RAM so far; dropped: 2 ram full, 4 disk short\n" in out
     assert "failed in use and deleted: 9 blocks\n" in out
     report = json.loads(cli(*words, "--json").out)["server"]
     assert report["hit_ratio"] == 0.515

@@ -68,7 +68,7 @@ def test_damage_is_told_then_fixed_then_listed(cli: Any, directory: Path) -> Non
 def test_repair_of_a_sound_index(cli: Any, directory: Path) -> None:
     ended = cli("repair", str(directory))
     assert ended.code == 0
-    assert "the index is sound: 10 objects in 1 segments, 0 of them were not in it" in ended.out
+    assert "the index is sound: 10 objects in 1 segment, 0 of them were not in it" in ended.out
 
 
 def test_repair_of_a_damaged_index(cli: Any, directory: Path) -> None:
@@ -77,7 +77,7 @@ def test_repair_of_a_damaged_index(cli: Any, directory: Path) -> None:
     assert cli("ls", str(directory)).code == 1
     ended = cli("repair", str(directory))
     assert ended.code == 0
-    assert "was made anew: 10 objects in 1 segments (" in ended.out
+    assert "was made anew: 10 objects in 1 segment (" in ended.out
     assert "spillcache gc deletes it" in ended.out
     assert cli("verify", str(directory)).code == 0
     assert cli("gc", str(directory)).code == 0
