@@ -470,11 +470,32 @@ class LlamaEngine(Engine):
             return True
         known = self._sequences[source]
         self._memory.copy(source, target, 0, length)
+        if self._state.window is not None and not self._config.swa_full:
+            try:
+                self._own_window(target, length)
+            except StateRejected:  # no room in the ring
+                self.clear(target)
+                return False
         # Where there is recurrent state, the source's was found to be the one at this length, or
         # is as missing here as there.
         boundary_at = length if self._state.recurrent is None else known.boundary_at
         self._sequences[target] = _Sequence(length, known.windows_from, boundary_at)
         return True
+
+    def _own_window(self, sequence: int, length: int) -> None:
+        """Have a fork's window lie in cells of its own, and forget what is older there.
+
+        llama.cpp takes a window's cell again when it is out of sight, but not one that two
+        sequences share: two that began alike would hold all of the ring that they share.
+        """
+        # One position more than what is seen, so that the last token can be taken back.
+        self._memory.copy(sequence, self._spare, self._window_start(length - 1), length)
+        try:
+            size = self._memory.partial_size(self._spare)
+            section = self._memory.read(self._spare, size, 0, PARTIAL_ONLY)[HEADER_BYTES:]
+        finally:
+            self._memory.drop(self._spare)
+        self._memory.write(sequence, (header(sequence), section), PARTIAL_ONLY)
 
     def clear(self, sequence: int) -> None:
         """See Engine."""

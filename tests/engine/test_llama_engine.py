@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import models
 import numpy as np
 import pytest
-from engine_suite import SIZE, EngineSuite, Saved, prefill, tokens
+from engine_suite import SIZE, EngineSuite, Saved, alike, go_on, prefill, tokens
 from models import ModelShelf
 
 from spillcache.config import EngineConfig
@@ -369,3 +369,33 @@ def test_a_block_that_finds_no_cells_is_told_from_one_that_is_refused(
         block[Part.KV] for block in saved
     ], "nothing was overwritten"
     engine.close()
+
+
+def test_forks_that_share_a_long_prefix_do_not_fill_the_ring(gguf_model: ModelShelf) -> None:
+    """Window cells that two sequences share are never taken again by llama.cpp."""
+    model = model_of(gguf_model, "gemma3")
+    engine = open_engine(model, slots=3, context_tokens=4096)
+    try:
+        prompt = tokens(20 * SIZE)
+        prefill(engine, 0, prompt)
+        assert all(engine.fork(0, s, len(prompt)) for s in (1, 2))
+        for sequence in (1, 2, 0):
+            prefill(engine, sequence, tokens(30 * SIZE, sequence), start=20 * SIZE)
+        assert [engine.length(s) for s in range(3)] == [30 * SIZE] * 3
+    finally:
+        engine.close()
+
+
+def test_a_fork_takes_its_last_token_back(gguf_model: ModelShelf) -> None:
+    engine = open_engine(model_of(gguf_model, "gemma3"), context_tokens=2048)
+    try:
+        prompt = tokens(12 * SIZE)
+        prefill(engine, 0, prompt)
+        assert engine.fork(0, 1, len(prompt))
+        engine.truncate(1, len(prompt) - 1)
+        rows = [go_on(engine, 1, prompt[-1:])]
+        engine.truncate(0, len(prompt) - 1)
+        rows.append(go_on(engine, 0, prompt[-1:]))
+        assert alike(*rows)
+    finally:
+        engine.close()
