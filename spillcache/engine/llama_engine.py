@@ -488,14 +488,26 @@ class LlamaEngine(Engine):
         llama.cpp takes a window's cell again when it is out of sight, but not one that two
         sequences share: two that began alike would hold all of the ring that they share.
         """
-        # One position more than what is seen, so that the last token can be taken back.
-        self._memory.copy(sequence, self._spare, self._window_start(length - 1), length)
-        try:
-            size = self._memory.partial_size(self._spare)
-            section = self._memory.read(self._spare, size, 0, PARTIAL_ONLY)[HEADER_BYTES:]
-        finally:
-            self._memory.drop(self._spare)
-        self._memory.write(sequence, (header(sequence), section), PARTIAL_ONLY)
+        # Whole blocks, for they may be exported, and so that the last token can be taken back; one
+        # by one, for llama.cpp leaves out what is out of sight at the end of what it exports.
+        size, sections = self.geometry.block_tokens, []
+        for at in range(self._window_start(length - 1) // size * size, length, size):
+            self._memory.copy(sequence, self._spare, at, min(at + size, length))
+            try:
+                count = self._memory.partial_size(self._spare)
+                blob = self._memory.read(self._spare, count, 0, PARTIAL_ONLY)
+                sections.append(bytes(blob[HEADER_BYTES:]))
+            finally:
+                self._memory.drop(self._spare)
+        sections = [section for section in sections if len(section) > len(NO_CELLS)]
+        if sections:
+            self._memory.write(sequence, (header(sequence), sections[0]), PARTIAL_ONLY)
+        for section in sections[1:]:
+            try:
+                self._memory.write(self._spare, (header(self._spare), section), PARTIAL_ONLY)
+                self._memory.copy(self._spare, sequence)
+            finally:
+                self._memory.drop(self._spare)
 
     def clear(self, sequence: int) -> None:
         """See Engine."""

@@ -37,6 +37,8 @@ SLOW = "slow"
 """Why tokens are computed that a tier holds: that is quicker."""
 RUN_BYTES = 8 * MIB
 """So much is imported at once, if it is there; it takes about half of SLICE_S."""
+RUN_BLOCKS = 128
+"""And no more blocks: of a model without kv most have no bytes at all."""
 ATTEMPTS = 3
 """The first and two more without what failed; then cold."""
 
@@ -294,7 +296,7 @@ def _deadline(match: Match, now: float) -> float:
 def _take_more(stream: RestoreStream, run: list[RestoredBlock]) -> SpillcacheError | None:
     """Add to ``run`` what comes next and is there; the error that ended the stream, if one did."""
     size = run[0].size
-    while size < RUN_BYTES:
+    while size < RUN_BYTES and len(run) < RUN_BLOCKS:
         try:
             block = stream.take()
         except SpillcacheError as error:

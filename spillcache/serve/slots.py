@@ -93,7 +93,7 @@ class Job:
             restore_ms=1000 * self.restore_s,
             restored_bytes=self.restored_bytes,
             restored=dict(self.restored),
-            refused=dict(self.refused),
+            refused=dict(+self.refused),
             prompt_ms=1000 * (done - self.started),
             predicted_ms=1000 * (now - done),
             decision=self.decision,

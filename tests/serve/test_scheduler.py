@@ -115,6 +115,19 @@ def test_another_slots_prefix_is_forked_and_stays_live(stack: Stack) -> None:
     assert again.cached == {"live": 640 + 900 + 3}
 
 
+def test_a_fork_of_a_busy_slot_with_windows_does_not_wait_for_it(gguf_model: ModelShelf) -> None:
+    shared = prompt(1984)
+    with Stack(
+        gguf_model("gemma3"), None, context_tokens=8192, ubatch_tokens=256, slots=3, threads=1
+    ) as stack:
+        first = stack.submit([*shared, 7], 2000)
+        assert isinstance(first.get(timeout=60), TextEvent)
+        others = [stack.submit([*shared, *prompt(600, seed=s)], 4) for s in (4, 5)]
+        for other in others:
+            assert collect(other).cached == {"live": 1984}
+        assert stack.scheduler.busy() == 1, "the first goes on"
+
+
 def test_two_alternating_conversations_both_stay_cached(gguf_model: ModelShelf) -> None:
     a, b = prompt(500, seed=1), prompt(500, seed=2)
     with Stack(gguf_model("llama"), None) as stack:
@@ -319,7 +332,10 @@ def test_a_full_context_is_not_the_block_s_fault(
             return import_run(sequence, block, states[:2])
 
         monkeypatch.setattr(stack.engine, "import_run", full)
-        assert stack.answer(prompt(640), 4).cached == {"disk": 639}
+        answer = stack.answer(prompt(640), 4)
+        assert answer.cached == {"disk": 639}
+        assert answer.done is not None
+        assert answer.done.timings.refused == {}, "in the end nothing was"
         assert left == [0]
         assert stack.metrics.registry.get_sample_value("spillcache_condemned_blocks_total") == 0
 

@@ -57,6 +57,15 @@ def test_a_fork_of_it_is_stored_as_well(gguf_model: ModelShelf, tmp_path: Path) 
         assert stack.answer([*system, *prompt(400, seed=2)], 1).cached == {"live": 320}
 
 
+def test_so_is_a_fork_with_windows(gguf_model: ModelShelf, tmp_path: Path) -> None:
+    model, system = gguf_model("gemma3", n_swa=100), prompt(320)
+    with Stack(model, tmp_path / "d", slots=2) as stack:
+        stack.answer([*system, *prompt(400, seed=2)], 1, cache_store=False)
+        assert stack.answer([*system, *prompt(20, seed=3)], 1).cached == {"live": 320}
+    with Stack(model, tmp_path / "d") as stack:
+        assert stack.answer([*system, *prompt(60, seed=4)], 1).cached == {"disk": 320}
+
+
 def test_one_that_reads_only_does_read(gguf_model: ModelShelf, tmp_path: Path) -> None:
     with Stack(gguf_model("gemma3"), tmp_path / "d") as stack:
         stack.answer(prompt(300), 1)
