@@ -114,6 +114,8 @@ class PrefixCache:
         use; where it is plain that no tier has a longer one, the match is empty, and the blocks
         before are not looked at. ``live_tokens``: what the engine could go on from instead.
         """
+        if not self.geometry.parts:  # an engine whose state can't be moved
+            return Match(chain, [])
         if limit is None:
             limit = self.geometry.blocks_reusable(len(chain))
         hashes = chain.hashes[:limit]

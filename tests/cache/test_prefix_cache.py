@@ -832,3 +832,12 @@ def test_a_restore_from_disk_tells_how_long_it_lay_there(
     cache.restored(match, match.blocks)
     match.release()
     assert 0 < cache._ram.order.ahead_s < 100
+
+
+def test_of_an_engine_whose_state_cannot_be_moved_nothing_is_restored(
+    open_cache: OpenCache,
+) -> None:
+    nothing = Geometry(block_tokens=64, has_kv=False)
+    assert not nothing.parts
+    cache = open_cache(None, nothing)
+    assert cache.match(chain(4)).blocks == 0
