@@ -65,7 +65,8 @@ class BufferPool:
         """
         size = rounded(size_bytes)
         with self._lock:
-            fitting = [b for b in self._free if size <= b.size <= _LOOSEST_FIT * size]
+            # What was given back last is still in the processor's caches.
+            fitting = [b for b in reversed(self._free) if size <= b.size <= _LOOSEST_FIT * size]
             if fitting:
                 best = min(fitting, key=lambda buffer: buffer.size)
                 self._free.remove(best)

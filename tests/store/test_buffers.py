@@ -26,6 +26,14 @@ def test_a_pool_reuses_what_fits():
     assert pool.take(4 << 20).size in (4 << 20, 6 << 20)
 
 
+def test_what_was_given_back_last_is_taken_first():
+    pool = BufferPool(16 << 20)
+    buffers = [pool.take(1 << 20) for _ in range(3)]
+    for buffer in buffers:
+        pool.give(buffer)
+    assert [pool.take(1 << 20) for _ in range(3)] == buffers[::-1]
+
+
 def test_a_pool_takes_the_best_fit_but_no_giant():
     pool = BufferPool(64 << 20)
     small, large = AlignedBuffer(4 << 20), AlignedBuffer(32 << 20)
