@@ -39,19 +39,15 @@ class Match:
         """The last block's hash, if it is a tail."""
         return self.steps[-1].hash if self.steps and self.steps[-1].tail_tokens else None
 
-    def blocks_by_source(self) -> dict[Source, int]:
-        """How many blocks come from each tier; one that needs no part comes with its successor."""
-        return dict(Counter(self.sources()))
-
     def tokens_by_source(self, blocks: int | None = None) -> dict[Source, int]:
-        """As ``blocks_by_source``, in tokens, of the first ``blocks`` blocks or all of them."""
+        """How many tokens come from each tier, of the first ``blocks`` blocks or all of them."""
         tokens: Counter[Source] = Counter()
         for step, source in list(zip(self.steps, self.sources(), strict=True))[:blocks]:
             tokens[source] += step.tail_tokens or self.chain.block_tokens
         return dict(tokens)
 
     def sources(self) -> list[Source]:
-        """The tier that each block comes from, as ``blocks_by_source``."""
+        """The tier that each block comes from; one that needs no part comes with its successor."""
         found: list[Source] = []
         source: Source = "ram"
         for step in reversed(self.steps):

@@ -6,7 +6,7 @@ but not offered are refused unless they say nothing, because an answer that igno
 wrong answer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
@@ -268,7 +268,7 @@ class ChatBody(GenerationBody):
 
     def plain_messages(self) -> list[dict[str, Any]]:
         """The messages for ``Engine.chat_prompt``."""
-        return [message.model_dump() for message in self.messages]
+        return _plain(self.messages)
 
 
 class CompletionBody(GenerationBody):
@@ -289,13 +289,10 @@ class CompletionBody(GenerationBody):
         prompt = self.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             if len(prompt) > 1:
-                raise Unsupported(
-                    "prompt: several prompts in one request are not supported; send one each",
-                    "prompt",
-                )
+                raise _several()
             prompt = prompt[0]
         if not prompt:
-            raise RequestError("the prompt is empty: there is nothing to complete", "prompt")
+            raise _nothing()
         return prompt  # type: ignore[return-value]  # a list of lists was unpacked above
 
 
@@ -326,15 +323,12 @@ class NativeBody(GenerationBody):
         if pieces and not any(isinstance(piece, int) for piece in pieces):
             # Without token ids between them, texts are prompts of their own, as lists are.
             if len(pieces) > 1:
-                raise Unsupported(
-                    "prompt: several prompts in one request are not supported; send one each",
-                    "prompt",
-                )
+                raise _several()
             pieces = pieces[0] if isinstance(pieces[0], list) else pieces
         if any(isinstance(piece, list) for piece in pieces):
             raise RequestError("prompt: a list in a prompt with token ids", "prompt")
         if not any(piece != "" for piece in pieces):
-            raise RequestError("the prompt is empty: there is nothing to complete", "prompt")
+            raise _nothing()
         return pieces
 
     def _limit(self, defaults: RequestDefaults) -> int | None:
@@ -352,7 +346,20 @@ class TemplateBody(_Body):
 
     def plain_messages(self) -> list[dict[str, Any]]:
         """The messages for ``Engine.chat_prompt``."""
-        return [message.model_dump() for message in self.messages]
+        return _plain(self.messages)
+
+
+def _plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [message.model_dump() for message in messages]
+
+
+def _several() -> Unsupported:
+    what = "prompt: several prompts in one request are not supported; send one each"
+    return Unsupported(what, "prompt")
+
+
+def _nothing() -> RequestError:
+    return RequestError("the prompt is empty: there is nothing to complete", "prompt")
 
 
 def _empty(value: Any) -> bool:

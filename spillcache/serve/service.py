@@ -123,7 +123,7 @@ class Service:
         fields = dict(engine.identity)
         for i, path in enumerate(model_files(self.settings.engine.model)):
             fields[f"file_{i}"] = file_identity(path)
-        key = f"self-test 2:{blake3(Namespace.of(fields).encode()).hexdigest()[:32]}"
+        key = f"self-test 3:{blake3(Namespace.of(fields).encode()).hexdigest()[:32]}"
         known = self._recall(key)
         if known is not None:
             return SelfTest(True, known.startswith(b"exact "), known.decode().split(" ", 1)[1])
