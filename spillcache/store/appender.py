@@ -99,9 +99,7 @@ class Appender:
         offsets = []
         for pieces in records:
             offsets.append(staging.offset)
-            for piece in pieces:
-                staging.add(piece)
-            staging.pad()
+            staging.add(pieces)
         staging.end()
         return offsets
 

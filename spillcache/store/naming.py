@@ -2,7 +2,7 @@
 same chain come together.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Protocol
 
@@ -10,7 +10,6 @@ from spillcache.state import Part
 from spillcache.store import rows
 from spillcache.store.catalog import Catalog, Sum
 from spillcache.store.objects import StoreObject
-from spillcache.store.rows import object_key
 
 
 class Written(Protocol):
@@ -19,6 +18,8 @@ class Written(Protocol):
     namespace_id: bytes
     key: bytes
     """Its key in ``objects``."""
+    parent_key: bytes
+    """That of the KV which this KV follows; empty if there is none."""
     source: StoreObject
     segment: int
     offset: int
@@ -40,7 +41,7 @@ class Naming:
         self._ahead_ns = ahead_ns
         self._new: dict[bytes, Written] = {}
         self._gone: dict[bytes, bytes] = {}
-        self._children: Counter[bytes] = Counter()
+        self._children: dict[bytes, int] = {}
 
     def has(self, key: bytes) -> bool:
         """Whether an object is there, or is about to be."""
@@ -55,15 +56,16 @@ class Naming:
 
     def add(self, item: Written) -> None:
         """Name an object that ``has`` just said is not there."""
-        key, source = item.key, item.source
+        key, children = item.key, self._children
         self._new[key] = item
-        gone = self._gone.get(key)
+        gone = self._gone.get(key) if self._gone else None
         if gone is not None:
             # A row without bytes, that its parent counts already.
+            source = item.source
             row = rows.unpack_entry(item.namespace_id, source.block, source.part, gone)
-            self._children[key] += row.children
-        elif source.part is Part.KV and source.block_index:
-            self._children[object_key(item.namespace_id, source.parent, Part.KV)] += 1
+            children[key] = children.get(key, 0) + row.children
+        elif item.parent_key:
+            children[item.parent_key] = children.get(item.parent_key, 0) + 1
 
     def finish(self) -> None:
         """Write the rows."""

@@ -3,6 +3,7 @@ one is filled, so that the device never waits for a copy or a digest.
 """
 
 import threading
+from collections.abc import Sequence
 from queue import SimpleQueue
 
 import numpy as np
@@ -11,11 +12,15 @@ from spillcache.config import KIB, MIB
 from spillcache.state import Buffer
 from spillcache.store.buffers import AlignedBuffer, BufferPool
 from spillcache.store.files import Files, write_fully
-from spillcache.store.format import padded
+from spillcache.store.format import PAGE_BYTES, padded
 
 _BUFFERS = 4
 _BUFFER_BYTES = 6 * MIB
-_SMALL_BYTES = 4 * KIB
+_SMALL_BYTES = 256 * KIB
+"""Of a record that is copied with the interpreter's lock held: to give it back and wait for it
+takes longer than the copy.
+"""
+_ZEROS = memoryview(bytes(PAGE_BYTES))
 _FIRST_BYTES = 2 * MIB
 """The first write is short, so that the device has something to do at once."""
 _LAST_BYTES = MIB
@@ -53,28 +58,39 @@ class Staging:
         """Where the next byte goes in the file."""
         return self._at + self._filled
 
-    def add(self, piece: Buffer) -> None:
-        """Copy bytes in; ``piece`` may be changed afterwards. Raises the OSError of an earlier
-        write.
+    def add(self, pieces: Sequence[Buffer]) -> None:
+        """Copy a record in, and zeros up to the next page; ``pieces`` may be changed afterwards.
+        Raises the OSError of an earlier write.
         """
-        size = len(piece)
-        if size < _SMALL_BYTES and self._filled + size <= self._limit:
-            self._buffer.view[self._filled : self._filled + size] = piece
-            self._filled += size
+        at, view = self._filled, self._buffer.view
+        size = sum(map(len, pieces))
+        end = padded(at + size)
+        if size > _SMALL_BYTES or end > self._limit:
+            self._add_long(pieces)
             return
-        # NumPy copies without holding the interpreter's lock, so that decoding goes on meanwhile.
-        source = np.frombuffer(piece, dtype=np.uint8)
-        done = 0
-        while done < size:
-            if self._filled == self._limit:
-                self._turn_over()
-            count = min(size - done, self._limit - self._filled)
-            self._buffer.array[self._filled : self._filled + count] = source[done : done + count]
-            self._filled += count
-            done += count
+        for piece in pieces:
+            stop = at + len(piece)
+            view[at:stop] = piece
+            at = stop
+        view[at:end] = _ZEROS[: end - at]
+        self._filled = end
 
-    def pad(self) -> None:
-        """Zeros up to the next page; a buffer is whole pages, so this never overflows it."""
+    def _add_long(self, pieces: Sequence[Buffer]) -> None:
+        """NumPy copies without holding the interpreter's lock, so that decoding goes on
+        meanwhile.
+        """
+        for piece in pieces:
+            source = np.frombuffer(piece, dtype=np.uint8)
+            done, size = 0, len(source)
+            while done < size:
+                if self._filled == self._limit:
+                    self._turn_over()
+                count = min(size - done, self._limit - self._filled)
+                start = self._filled
+                self._buffer.array[start : start + count] = source[done : done + count]
+                self._filled += count
+                done += count
+        # A buffer is whole pages, so this never overflows it.
         end = padded(self._filled)
         self._buffer.array[self._filled : end] = 0
         self._filled = end

@@ -28,12 +28,12 @@ from spillcache.store.format import (
     RECORD_HEADER_BYTES,
     TOKEN_BYTES,
     RecordClass,
-    RecordHeader,
     bound_bytes,
     check_tail,
     namespace_record,
     padded,
     payload_digest,
+    record_header,
 )
 from spillcache.store.index import Index
 from spillcache.store.naming import Naming
@@ -56,8 +56,9 @@ class _Record:
     """An object on its way to disk. Each of its methods runs thousands of times in a put."""
 
     __slots__ = (
-        *("cipher", "codec", "key", "namespace_id", "offset", "raw_bytes", "segment", "size"),
-        *("source", "stored", "stored_bytes"),
+        *("cipher", "codec", "key", "namespace_id", "offset", "parent_key", "raw_bytes"),
+        *("segment", "size"),
+        *("source", "stored", "stored_bytes", "written_ns"),
     )
 
     def __init__(  # noqa: PLR0917 - names cost time
@@ -72,10 +73,14 @@ class _Record:
         self.namespace_id = key[:ID_BYTES]
         self.source = source
         self.key = key
+        self.parent_key = b""
+        if source.block_index and source.part is Part.KV:
+            self.parent_key = object_key(self.namespace_id, source.parent, Part.KV)
         self.codec = codec
         self.stored = stored
         self.cipher = cipher
         self.raw_bytes = raw_bytes
+        self.written_ns = time.time_ns()
         tail_bytes = len(source.tail)
         self.stored_bytes = len(stored)
         """What the payload takes; with a tail's tokens, if they are encrypted together."""
@@ -96,23 +101,23 @@ class _Record:
         """Header, a tail's tokens and payload; the payload is encrypted and digested here, while
         bytes before it are written.
         """
-        tail = self.source.tail
-        if self.cipher is None:
-            head = self._header(payload_digest(tail, self.stored)).encode()
+        tail, cipher = self.source.tail, self.cipher
+        if cipher is None:
+            head = self._header(payload_digest(tail, self.stored), NO_KEY)
             return (head, tail, self.stored) if tail else (head, self.stored)
-        header = self._header(_NO_DIGEST)
+        head = self._header(_NO_DIGEST, cipher.key_id)
         plain = b"".join((tail, self.stored)) if tail else self.stored
-        nonce, stored = self.cipher.encrypt(plain, bound_bytes(header.encode()))
-        header.digest = payload_digest(nonce, stored)
-        return header.encode(), nonce, stored
+        nonce, stored = cipher.encrypt(plain, bound_bytes(head))
+        return self._header(payload_digest(nonce, stored), cipher.key_id), nonce, stored
 
-    def _header(self, digest: bytes) -> RecordHeader:
+    def _header(self, digest: bytes, key_id: bytes) -> bytes:
         source = self.source
-        return RecordHeader(
+        return record_header(
             self._class,
             source.part,
             self.codec,
             source.rank,
+            len(source.tail) // TOKEN_BYTES,
             self.namespace_id,
             source.block,
             source.parent,
@@ -120,10 +125,9 @@ class _Record:
             source.token_count,
             self.raw_bytes,
             self.stored_bytes,
-            time.time_ns(),
+            self.written_ns,
             digest,
-            len(source.tail) // TOKEN_BYTES,
-            NO_KEY if self.cipher is None else self.cipher.key_id,
+            key_id,
         )
 
     @property
@@ -411,12 +415,10 @@ def _admit(naming: Naming, record: _Record, done: _Commit) -> None:
 
 
 def _is_orphan(naming: Naming, record: _Record, done: _Commit) -> bool:
-    item = record.source
-    if item.part is Part.KV:
-        parent = object_key(record.namespace_id, item.parent, Part.KV)
-        return item.block_index > 0 and not naming.has(parent)
-    gone = (record.source for record in done.dropped)
-    return any(each.part is Part.KV and each.block == item.block for each in gone)
+    if record.parent_key:
+        return not naming.has(record.parent_key)
+    block = record.source.block
+    return any(r.source.part is Part.KV and r.source.block == block for r in done.dropped)
 
 
 def _pieces(introduced: Namespace | None, group: Sequence[_Record]) -> Iterator[tuple[Buffer, ...]]:

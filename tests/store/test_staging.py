@@ -45,8 +45,7 @@ def write(files, path, pieces, start=4096, size=None):
     staging = Staging(files, fd, pool, start, size)
     try:
         for piece in pieces:
-            staging.add(piece)
-            staging.pad()
+            staging.add((piece[:192], piece[192:]))
         staging.end()
         staging.finish()
         return staging.offset
@@ -109,7 +108,7 @@ def test_a_stream_that_is_given_up_is_not_synced(tmp_path, files):
     fd = files.create(tmp_path / "file")
     pool = BufferPool(64 * MIB)
     staging = Staging(files, fd, pool, 0, 60 * MIB)
-    staging.add(bytes(30 * MIB))
+    staging.add((bytes(30 * MIB),))
     staging.close()
     os.close(fd)
     assert files.syncs == 0
