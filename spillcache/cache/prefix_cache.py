@@ -23,7 +23,7 @@ from spillcache.cache.policy import needed, restorable, tail_places
 from spillcache.cache.ram import RamBlock, RamTier
 from spillcache.cache.restore import RestoreStream, Source, Step
 from spillcache.cache.spill import HANG_S, STEP_S, Flushed, Progress, Spiller
-from spillcache.cache.tails import in_ram, longest, on_disk, outgrown, tail_count
+from spillcache.cache.tails import Ends, in_ram, longest, on_disk, outgrown, tail_count
 from spillcache.cache.watch import Trouble, Watch
 from spillcache.cache.worth import Verdict
 from spillcache.chain import BlockHash, Chain
@@ -69,6 +69,7 @@ class PrefixCache:
         self._lock = threading.Condition()
         capacity = clamp_ram(max(config.ram_bytes, STAGING_BYTES if store is not None else 0))
         self._ram = RamTier(capacity)
+        self._ends = Ends()
         self._pinned_blocks = 0
         self._metrics.ram_bytes.set_function(lambda: float(self._ram.used_bytes))
         self._breaker = Breaker()
@@ -282,6 +283,10 @@ class PrefixCache:
         """
         steps = match.steps[:blocks]
         self._count_pause(steps)
+        if steps and steps[-1].tail_tokens:
+            last = steps[-1]
+            with self._lock:
+                self._ends.add(match.chain.parent(last.index), last.hash, last.tail_tokens)
         if blocks == match.blocks and any(step.disk for step in steps):
             self._breaker.worked("read")
         tokens = match.tokens_by_source(blocks)
@@ -323,7 +328,9 @@ class PrefixCache:
         its tail; the caller keeps its buffers.
 
         Never waits for the disk: what finds no room is dropped and counted. A tail with a part
-        missing serves nobody and is not kept; of one parent's tails the last few are.
+        missing serves nobody and is not kept; of one parent's tails the last few are. One that the
+        block goes on from makes place for it, as in a live slot, unless it holds a state that no
+        slot can go back to.
         """
         is_tail = block == chain.blocks
         if not state or (is_tail and not state.keys() >= set(self.geometry.parts)):
@@ -344,9 +351,14 @@ class PrefixCache:
                 entry.dirty_since = now
             entry.last_use = now
             self._ram.add(entry, state, save=self._spiller is not None)
-            for old in self._ram.tails(entry.parent)[:-MOST_TAILS]:
-                if not old.pins and not old.leaving:
+            if not self.geometry.has_boundary:
+                entry.outgrows += tuple(self._ends.take(chain, block, name))
+            gone = [tail for h in entry.outgrows if (tail := self._ram.get(h)) is not None]
+            for old in (*gone, *self._ram.tails(entry.parent)[:-MOST_TAILS]):
+                if not old.pins and not old.leaving and not old.removed:
                     self._ram.remove(old)
+            if is_tail:
+                self._ends.add(entry.parent, name, entry.tail_tokens)
 
     def _make_room(self, size: int, keep: RamBlock) -> bool:
         """Evict until ``size`` bytes fit; False when that can't be.

@@ -35,6 +35,8 @@ class RamBlock:
     """Nobody finds it any more; its buffers are held until the last pin goes."""
     tail: bytes = b""
     """The tokens (u32 little-endian) of a partial last block; empty for a whole block."""
+    outgrows: tuple[BlockHash, ...] = ()
+    """Tails that this block goes on from: no longer of use once it is there."""
 
     @property
     def tail_tokens(self) -> int:

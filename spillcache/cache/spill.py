@@ -452,6 +452,7 @@ class Spiller:
                 payload=item.payload,
                 rank=item.rank,
                 tail=item.block.tail,
+                outgrows=item.block.outgrows,
             )
             for item in group
         ]

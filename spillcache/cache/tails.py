@@ -5,6 +5,7 @@ A tail is named by its parent and its tokens, so the prompt's own tokens tell. I
 prompts that are longer: an identical one computes its last call again, as it did the first time.
 """
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from spillcache.cache.ram import RamBlock, RamTier
@@ -12,6 +13,48 @@ from spillcache.cache.restore import Step
 from spillcache.chain import BlockHash, Chain
 from spillcache.state import Part
 from spillcache.store.block_store import BlockStore, Entry
+from spillcache.store.tails import MOST_TAILS
+
+_MOST_ENDS = 4096
+
+
+class Ends:
+    """Where sequences ended within a block, so that what goes on from there can take its place.
+
+    Bounded; what is forgotten leaves a tail in the store that goes like any other. Not locked.
+    """
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[BlockHash, dict[BlockHash, int]] = OrderedDict()
+
+    def add(self, parent: BlockHash, tail: BlockHash, count: int) -> None:
+        """A sequence ends, or goes on, ``count`` tokens after ``parent``."""
+        ends = self._ends.setdefault(parent, {})
+        ends[tail] = count
+        if len(ends) > MOST_TAILS:
+            del ends[next(iter(ends))]
+        self._ends.move_to_end(parent)
+        if len(self._ends) > _MOST_ENDS:
+            self._ends.popitem(last=False)
+
+    def take(self, chain: Chain, block: int, name: BlockHash) -> list[BlockHash]:
+        """The ends from which block ``block`` of ``chain``, or its tail ``name``, goes on; they
+        are forgotten.
+        """
+        parent = chain.parent(block)
+        ends = self._ends.get(parent)
+        if not ends:
+            return []
+        taken = [
+            tail
+            for tail, count in ends.items()
+            if tail != name and goes_on(chain, block, tail, count)
+        ]
+        for tail in taken:
+            del ends[tail]
+        if not ends:
+            del self._ends[parent]
+        return taken
 
 
 def in_ram(

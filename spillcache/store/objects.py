@@ -29,6 +29,8 @@ class StoreObject:
     ``block`` is the hash of just these tokens after ``parent``. A tail's parts go together, and the
     store keeps only the most recent few tails of a parent.
     """
+    outgrows: tuple[BlockHash, ...] = ()
+    """Tails of the same parent that this block goes on from: they go when it is written."""
 
 
 @dataclass(frozen=True, slots=True)

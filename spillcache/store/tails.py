@@ -5,7 +5,7 @@ follows its parent. Its row in ``tails`` lets it be found without its tokens. Wi
 transaction.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from spillcache.chain import BlockHash
 from spillcache.state import Part
@@ -33,6 +33,18 @@ def trim_tails(catalog: Catalog, namespace_id: bytes, parent: BlockHash) -> list
     freed = []
     for tail in found[: max(0, len(found) - MOST_TAILS)]:
         freed += catalog.remove(next(iter(tail.values())))
+    return freed
+
+
+def drop_tails(
+    catalog: Catalog, namespace_id: bytes, parent: BlockHash, blocks: Sequence[BlockHash]
+) -> list[Place]:
+    """Forget these tails of ``parent``, as far as they are there; as ``Catalog.remove``."""
+    freed = []
+    for parts in catalog.find(namespace_id, blocks, tuple(Part)):
+        entry = next(iter(parts.values()), None)
+        if entry is not None and entry.is_tail and entry.parent == parent:
+            freed += catalog.remove(entry)
     return freed
 
 

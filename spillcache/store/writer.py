@@ -41,7 +41,7 @@ from spillcache.store.objects import PutResult, StoreObject
 from spillcache.store.room import NoRoom, Room, index_bytes
 from spillcache.store.rows import is_present, object_key, pack_row
 from spillcache.store.segments import Segments
-from spillcache.store.tails import trim_tails
+from spillcache.store.tails import drop_tails, trim_tails
 
 _GROUP_BYTES = 80 * MIB
 """With headers and padding: 64 MiB of payloads from 64 KiB on."""
@@ -390,6 +390,8 @@ class Writer:
                 catalog.add_freeing(place)
             for parent in {r.source.parent for r in done.written if r.source.tail}:
                 done.dead += trim_tails(catalog, namespace.id, parent)
+            for source in (r.source for r in done.written if r.source.outgrows):
+                done.dead += drop_tails(catalog, namespace.id, source.parent, source.outgrows)
             # Last, so that the device works while the rows are made: what is named is durable when
             # the transaction is.
             self._appender.sync()

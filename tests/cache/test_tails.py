@@ -23,6 +23,7 @@ from cache_tools import (
 from spillcache.cache.match import Match
 from spillcache.cache.policy import needed, tail_places
 from spillcache.cache.prefix_cache import PrefixCache
+from spillcache.cache.tails import Ends
 from spillcache.chain import Chain
 from spillcache.errors import CorruptBlock
 from spillcache.state import Geometry, Part
@@ -127,7 +128,7 @@ def test_a_whole_block_is_better_than_a_tail(open_cache: OpenCache) -> None:
     turn(cache, chain(*SAID, 1, 2))
     assert found(cache, chain(*SAID, 1, 2))[0] == 12
     assert found(cache, chain(*SAID, 1, 2, 3))[0] == 13
-    assert found(cache, chain(*SAID, 2, 2))[0] == 11, "a branch within the block"
+    assert found(cache, chain(*SAID, 2, 2))[0] == 8, "a slot that went on goes back to a block"
 
 
 def test_no_more_than_a_few_are_kept_of_a_parent(tmp_path: Path, open_cache: OpenCache) -> None:
@@ -148,15 +149,62 @@ def test_no_more_than_a_few_are_kept_of_a_parent(tmp_path: Path, open_cache: Ope
 
 
 def test_one_that_was_outgrown_is_not_written(store: WatchedStore, open_cache: OpenCache) -> None:
-    """Only the end of a conversation is of use after a restart; RAM keeps the others."""
+    """Only the end of a conversation is of use, as in a live slot."""
     cache = open_cache(store)
     ends = [chain(*range(100, 100 + n)) for n in (6, 7, 11, 12, 15)]
     for c in ends:
         turn(cache, c)
     cache.flush()
     assert [o.block for objects in store.puts for o in objects if o.tail] == [ends[-1].hash_of(3)]
-    assert cache.match(chain(*range(100, 107), 1, 1)).tokens == 7, "it is in RAM all the same"
+    assert cache.match(chain(*range(100, 107), 1, 1)).tokens == 4
     assert cache.status()["unsaved_blocks"] == 0
+    assert cache.status()["blocks"] == 3 + 1
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=IDS)
+@pytest.mark.parametrize("restart", [False, True], ids=["on", "restart"])
+@pytest.mark.parametrize("more", [[7], [7, 8, 9]], ids=["within", "past"])
+def test_one_on_disk_goes_when_its_conversation_goes_on(
+    tmp_path: Path, open_cache: OpenCache, geometry: Geometry, restart: bool, more: list[int]
+) -> None:
+    """After that a prompt that parts there goes back to a whole block, as a live slot does; but for
+    states that no slot can go back to.
+    """
+    first = SAID[:-1]
+    store = open_store(tmp_path)
+    cache = open_cache(store, geometry)
+    turn(cache, chain(*first))
+    cache.flush()
+    if restart:
+        cache.close()
+        store = open_store(tmp_path)
+        cache = open_cache(store, geometry)
+        match = cache.match(chain(*first, *more))
+        assert match.tokens == len(first)
+        cache.restored(match, match.blocks)
+        match.release()
+    later = chain(*first, *more)
+    turn(cache, later)
+    cache.close()
+    cache = open_cache(open_store(tmp_path), geometry)
+    kept = len(first) if geometry.has_boundary else 2 * BLOCK
+    assert cache.match(chain(*first, 1, 1)).tokens == kept
+    assert found(cache, chain(*later.tokens, 1))[0] == len(later)
+
+
+def test_ends_are_bounded() -> None:
+    ends = Ends()
+    for n in range(5000):
+        c = chain(n, n, n, n, 1)
+        ends.add(c.parent(1), c.hash_of(1), 1)
+    old, new = chain(0, 0, 0, 0, 1, 2), chain(4999, 4999, 4999, 4999, 1, 2)
+    assert ends.take(old, 1, old.hash_of(1)) == []
+    assert ends.take(new, 1, new.hash_of(1)) == [chain(4999, 4999, 4999, 4999, 1).hash_of(1)]
+    assert ends.take(new, 1, new.hash_of(1)) == []
+    for n in (4999, *range(MOST_TAILS)):
+        ends.add(new.parent(0), chain(n).hash_of(0), 1)
+    assert ends.take(new, 0, new.hash_of(0)) == [], "a parent's last few are known"
+    assert len(ends.take(chain(MOST_TAILS - 1, 5), 0, new.hash_of(0))) == 1
 
 
 def test_a_short_one_is_not_written(store: WatchedStore, open_cache: OpenCache) -> None:

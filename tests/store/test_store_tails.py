@@ -10,6 +10,7 @@ from store_tools import (
     NAMESPACE,
     OTHER,
     chain,
+    check_all,
     config,
     flip,
     objects,
@@ -358,3 +359,27 @@ def test_many_tails_stay_within_the_quota(tmp_path):
         (info,) = store.namespaces()
         assert 0 < info.tails <= 4 * info.blocks
         assert findings(store) == []
+
+
+def test_one_that_is_outgrown_goes_with_the_commit_of_what_outgrows_it(tmp_path):
+    """Only a tail, of the same parent, in the same namespace."""
+    with BlockStore.open(config(tmp_path)) as store:
+        base = objects(1, 4)
+        first, other = tail(1, [5]), tail(1, [6])
+        elsewhere = tail(1, [5], after=2)
+        for namespace in (NAMESPACE, OTHER):
+            store.put(namespace, [*base[:3], *first, *other, *elsewhere])
+        names = (first[0].block, elsewhere[0].block, base[1].block, bytes(32))
+        longer = [replace(each, outgrows=names) for each in tail(1, [5, 7])]
+        store.put(NAMESPACE, longer)
+        assert blocks(store) == {other[0].block, longer[0].block}
+        check(store, elsewhere, after=2)
+        check_all(store, base[:3])
+        (there,) = store.tails(OTHER.id, [parent_of(1)])
+        assert {e.block for each in there for e in each.values()} == {
+            first[0].block,
+            other[0].block,
+        }
+        whole = replace(base[3], outgrows=(longer[0].block,))
+        store.put(NAMESPACE, [whole])
+        assert blocks(store) == {other[0].block}
