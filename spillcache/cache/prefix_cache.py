@@ -353,7 +353,7 @@ class PrefixCache:
             self._ram.add(entry, state, save=self._spiller is not None)
             if not self.geometry.has_boundary:
                 entry.outgrows += tuple(self._ends.take(chain, block, name))
-            gone = [tail for h in entry.outgrows if (tail := self._ram.get(h)) is not None]
+            gone = [old for h in entry.outgrows if (old := self._ram.get(h)) is not None]
             for old in (*gone, *self._ram.tails(entry.parent)[:-MOST_TAILS]):
                 if not old.pins and not old.leaving and not old.removed:
                     self._ram.remove(old)

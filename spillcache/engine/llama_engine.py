@@ -29,6 +29,7 @@ from spillcache.engine.base import (
 )
 from spillcache.engine.llama_adapters import LlamaAdapters
 from spillcache.engine.llama_batch import LlamaBatch
+from spillcache.engine.llama_import import LlamaImport
 from spillcache.engine.llama_library import (
     library,
     load_model,
@@ -37,7 +38,7 @@ from spillcache.engine.llama_library import (
 )
 from spillcache.engine.llama_memory import PARTIAL_ONLY, LlamaMemory
 from spillcache.engine.llama_sampler import LlamaSampler
-from spillcache.engine.llama_sections import HEADER_BYTES, NO_CELLS, KVLayout, Placeholder, header
+from spillcache.engine.llama_sections import HEADER_BYTES, NO_CELLS, header
 from spillcache.engine.llama_state import LlamaState
 from spillcache.engine.llama_text import LlamaText
 from spillcache.engine.self_test import run_self_test
@@ -103,8 +104,14 @@ class LlamaEngine(Engine):
             vocabulary=self._text.size,
         )
         self._batch = LlamaBatch(api, self.limits.call_tokens)
-        self._window_cells = window_cells(api, self._context, self._model, config)
         self._state = self._probe()
+        self._imports = LlamaImport(
+            self._memory,
+            self._state,
+            self._spare,
+            ring=window_cells(api, self._context, self._model, config),
+            call_tokens=self.limits.call_tokens,
+        )
         self.geometry = self._state.geometry(block, self.limits.call_tokens)
         self.identity = self._identity()
         self.info = self._info()
@@ -343,8 +350,10 @@ class LlamaEngine(Engine):
             raise StateRejected(f"block {block} does not follow a sequence of {known.length}")
         if self._state.kv is not None:
             self._check(states[0], start, min(stop, start + self.geometry.block_tokens))
+            has_window = Part.WINDOW in states[0]
+            first_windows = has_window and start > 0 and known.windows_from == start
             try:
-                self._import_attention(sequence, start, states)
+                self._imports.append(sequence, start, states, first_windows=first_windows)
             except StateRejected as error:
                 if self._holds() + stop - start <= self.limits.context_tokens:
                     raise
@@ -375,47 +384,6 @@ class LlamaEngine(Engine):
             self._state.window.of(stop - start).check(window, start, stop)
         if window is None and blank is not None and stop - start != blank.layout.cells:
             raise StateRejected("a tail without its window")
-
-    def _import_attention(self, sequence: int, start: int, states: Sequence[BlockState]) -> None:
-        """Append blocks that were checked, all with the same parts."""
-        blank = self._state.blank
-        second: Sequence[Buffer] = ()
-        if self._state.recurrent is not None:
-            second = [self._state.recurrent.empty]
-        elif blank is not None and Part.WINDOW not in states[0]:
-            second = [NO_CELLS]
-        elif blank is not None:
-            if start and self._sequences[sequence].windows_from == start:
-                self._lay_out_windows(sequence, start, blank)
-            second = _joined(blank.layout, states, Part.WINDOW)
-        assert self._state.kv is not None  # noqa: S101 - the caller has seen it
-        kv = _joined(self._state.kv, states, Part.KV)
-        try:
-            self._memory.write(self._spare, (header(self._spare), *kv, *second), 0)
-            self._memory.copy(self._spare, sequence)
-        finally:  # what was half written must not be in the next block
-            self._memory.drop(self._spare)
-
-    def _lay_out_windows(self, sequence: int, start: int, blank: Placeholder) -> None:
-        """Have the windows from ``start`` on, the first that are there, lie in the cells where a
-        cold run would have put them, and as many cells before them in use.
-
-        Window cells are taken in a ring: what came more than a round earlier has left no trace.
-        """
-        size, head = self.geometry.block_tokens, header(self._spare)
-        ring = self._window_cells // size * size
-        at = 0
-        if ring == self._window_cells:
-            at = max(0, (start // ring - 1) * ring)
-        while at < start:
-            cells = self.limits.call_tokens if at + self.limits.call_tokens <= start else size
-            blob = blank.blob(head, at, cells)
-            try:
-                self._memory.set(self._spare, blob, len(blob))
-                self._memory.copy(self._spare, sequence)
-            finally:
-                self._memory.drop(self._spare)
-            at += cells
 
     def restored(self, sequence: int) -> bool:
         """See Engine."""
@@ -538,10 +506,3 @@ class LlamaEngine(Engine):
         # A fresh context's cell layout comes back: warm runs lay out cells as cold ones.
         self._memory.clear()
         self._sequences = [_Sequence() for _ in self._sequences]
-
-
-def _joined(layout: KVLayout, states: Sequence[BlockState], part: Part) -> Sequence[Buffer]:
-    """The pieces of one section with the cells of all ``states``."""
-    if len(states) == 1:
-        return [states[0][part]]
-    return layout.joined([state[part] for state in states])

@@ -159,6 +159,7 @@ def _parse_kv(section: Buffer, extra_words: int, state_format: int) -> KVLayout 
 
 NO_CELLS = struct.pack("<II", 1, 0)
 """An attention section of one stream without cells."""
+_KEPT_BLOBS = 4
 _BLANK_BEFORE = HEADER_BYTES + len(NO_CELLS)
 
 
@@ -180,8 +181,10 @@ class Placeholder:
         the next call.
         """
         layout = self.layout.of(cells)
-        blob = self._blobs.get(cells) or self._made(layout)
+        blob = self._blobs.pop(cells, None) or self._made(layout)
         self._blobs[cells] = blob
+        if len(self._blobs) > _KEPT_BLOBS:
+            del self._blobs[next(iter(self._blobs))]
         blob[: len(head)] = head
         layout.positions(memoryview(blob)[_BLANK_BEFORE:])[:] = np.arange(start, start + cells)
         return blob

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import models
 import numpy as np
 import pytest
-from engine_suite import SIZE, EngineSuite, Saved, alike, go_on, prefill, tokens
+from engine_suite import SIZE, EngineSuite, Saved, alike, go_on, prefill, restore, tokens
 from models import ModelShelf
 
 from spillcache.config import EngineConfig
@@ -397,5 +397,31 @@ def test_a_fork_takes_its_last_token_back(gguf_model: ModelShelf) -> None:
         engine.truncate(0, len(prompt) - 1)
         rows.append(go_on(engine, 0, prompt[-1:]))
         assert alike(*rows)
+    finally:
+        engine.close()
+
+
+def test_restored_windows_lie_in_the_cells_of_a_cold_run(gguf_model: ModelShelf) -> None:
+    """However often the ring of window cells has turned, and from where: a cell that lies elsewhere
+    is another sum.
+    """
+    engine = open_engine(model_of(gguf_model, "gemma3"), slots=1, context_tokens=4096)
+    try:
+        ring = engine._imports._ring
+        assert ring % SIZE == 0
+        blocks = 3 * ring // SIZE
+        prompt, more = tokens(blocks * SIZE), tokens(9, 4)
+        saved = prefill(engine, 0, prompt)
+        for end in (ring // SIZE, *range(ring // SIZE + 1, blocks, 3), blocks):
+            rows = []
+            for warm in (False, True):
+                # As at a server's start: where llama.cpp looks for cells first depends on the past.
+                engine._forget_all()
+                if warm:
+                    restore(engine, 0, saved[:end])
+                else:
+                    prefill(engine, 0, prompt[: end * SIZE])
+                rows.append(go_on(engine, 0, more))
+            assert np.array_equal(*rows), end
     finally:
         engine.close()

@@ -1,0 +1,87 @@
+"""Blocks' attention state on its way into a sequence: through the spare one, which llama.cpp fills
+from one long piece of memory. Engine's thread.
+"""
+
+from collections.abc import Sequence
+
+from spillcache.engine.llama_memory import LlamaMemory
+from spillcache.engine.llama_sections import NO_CELLS, KVLayout, Placeholder, header
+from spillcache.engine.llama_state import LlamaState
+from spillcache.state import BlockState, Buffer, Part
+
+
+class LlamaImport:
+    """Appends blocks to the sequences of one context."""
+
+    def __init__(
+        self, memory: LlamaMemory, state: LlamaState, spare: int, *, ring: int, call_tokens: int
+    ) -> None:
+        """``ring``: the context's window cells; ``call_tokens``: the most that one call takes."""
+        self._memory = memory
+        self._state = state
+        self._spare = spare
+        self._ring = ring
+        self._call_tokens = call_tokens
+
+    def append(
+        self, sequence: int, start: int, states: Sequence[BlockState], *, first_windows: bool
+    ) -> None:
+        """Append blocks that were checked, all with the same parts, at position ``start``.
+        ``first_windows``: those before have none.
+
+        Raises StateRejected.
+        """
+        state = self._state
+        pieces: list[Buffer] = [header(self._spare)]
+        if first_windows and state.blank is not None:
+            self._lay_out_windows(sequence, start, state.blank)
+        if state.kv is not None:
+            pieces += _joined(state.kv, states, Part.KV)
+        if state.recurrent is not None:
+            pieces.append(state.recurrent.empty)
+        elif state.window is not None:
+            has_window = Part.WINDOW in states[0]
+            pieces += _joined(state.window, states, Part.WINDOW) if has_window else [NO_CELLS]
+        try:
+            self._memory.write(self._spare, pieces)
+            self._memory.copy(self._spare, sequence)
+        finally:  # what was half written must not be in the next block
+            self._memory.drop(self._spare)
+
+    def _lay_out_windows(self, sequence: int, start: int, blank: Placeholder) -> None:
+        """Have the windows from ``start`` on, the first that are there, lie in the cells where a
+        cold run would have put them, and the cells before them in use.
+
+        Window cells are taken in a ring: what came more than a round earlier has left no trace.
+        """
+        size, ring = blank.layout.cells, self._ring
+        if start < ring or ring % size:
+            for at in range(0, start, self._call_tokens):
+                self._blank_out(sequence, blank, at, min(at + self._call_tokens, start))
+            return
+        turn = start // ring * ring
+        # The latest round, up to where the next block goes; then what the round before has left of
+        # the ring, but for that block's cells: freed, they are taken next.
+        for first, last, kept in ((turn, start, turn), (start - ring, turn, start - ring + size)):
+            if first < last:
+                self._blank_out(sequence, blank, first, last, kept)
+
+    def _blank_out(
+        self, sequence: int, blank: Placeholder, first: int, last: int, kept: int = 0
+    ) -> None:
+        """Append placeholders of the positions ``first`` … ``last`` - 1, of which those from
+        ``kept`` on stay.
+        """
+        blob = blank.blob(header(self._spare), first, last - first)
+        try:
+            self._memory.set(self._spare, blob, len(blob))
+            self._memory.copy(self._spare, sequence, max(first, kept), last)
+        finally:
+            self._memory.drop(self._spare)
+
+
+def _joined(layout: KVLayout, states: Sequence[BlockState], part: Part) -> Sequence[Buffer]:
+    """The pieces of one section with the cells of all ``states``."""
+    if len(states) == 1:
+        return [states[0][part]]
+    return layout.joined([state[part] for state in states])
