@@ -1,9 +1,10 @@
 """Settings: one frozen dataclass per room, composed in ``Settings``."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from spillcache.errors import ConfigError
 
@@ -162,6 +163,31 @@ class RequestDefaults:
     seed: int | None = None
     """-1: a random one."""
     max_tokens: int | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    ignore_eos: bool | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: tuple[str, ...] | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    samplers: tuple[str, ...] | None = None
+    logit_bias: tuple[tuple[int, float], ...] | None = None
+    grammar: tuple[Literal["gbnf", "json_schema"], str] | None = None
+    """Its kind and its text."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """``--chat-template-kwargs``."""
 
 
 @dataclass(frozen=True, slots=True)
