@@ -128,6 +128,36 @@ class AdapterFile:
 
 
 @dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """``--rope-…`` and ``--yarn-…``; None: the model's own."""
+
+    scaling: Literal["none", "linear", "yarn"] | None = None
+    freq_base: float | None = None
+    freq_scale: float | None = None
+    yarn_orig_ctx: int | None = None
+    yarn_ext_factor: float | None = None
+    yarn_attn_factor: float | None = None
+    yarn_beta_slow: float | None = None
+    yarn_beta_fast: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementConfig:
+    """Which device holds what; None: as the library thinks."""
+
+    split_mode: Literal["none", "layer", "row", "tensor"] | None = None
+    tensor_split: tuple[float, ...] = ()
+    main_gpu: int | None = None
+    tensors: tuple[tuple[str, str], ...] = ()
+    """``--override-tensor`` and the like: (regular expression of names, buffer type)."""
+    kv_offload: bool = True
+
+
+KVOverride = tuple[str, Literal["int", "float", "bool", "str"], int | float | bool | str]
+"""A key of the model's metadata, the kind of its value, and the value."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The llama.cpp engine."""
 
@@ -150,6 +180,14 @@ class EngineConfig:
     mmap: bool = True
     adapters: tuple[AdapterFile, ...] = ()
     """``--lora``, ``--lora-scaled``."""
+    mlock: bool = False
+    """Keep the model in memory, whatever else needs it."""
+    direct_io: bool = False
+    """Read the model past the page cache."""
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    overrides: tuple[KVOverride, ...] = ()
+    """``--override-kv``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,9 @@ class LlamaEngine(Engine):
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """See Engine."""
-        return self._text.chat_prompt(messages, add_generation_prompt, variables or {})
+        return self._text.chat_prompt(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables
+        )
 
     def guide(self, kind: GrammarKind, text: str) -> Guide:
         """See Engine."""

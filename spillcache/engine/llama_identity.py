@@ -5,6 +5,7 @@ content.
 import ctypes
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from spillcache.config import EngineConfig
@@ -37,7 +38,19 @@ def identity_of(
         "rope_scale": float(lib.api.llama_model_rope_freq_scale_train(model)),
         "block_tokens": config.block_tokens,
         "tag": config.namespace_tag,
+        **_chosen(config),
     }
+
+
+def _chosen(config: EngineConfig) -> Mapping[str, FieldValue]:
+    """What was set otherwise than the model's file has it: nothing, for most."""
+    rope = asdict(config.rope)
+    fields: dict[str, FieldValue] = {
+        f"rope_{name}": value for name, value in rope.items() if value is not None
+    }
+    for key, kind, value in sorted(config.overrides):
+        fields[f"override_{key}"] = f"{kind}:{value}"
+    return fields
 
 
 def _meta(api: Any, model: Any, key: str) -> str | None:

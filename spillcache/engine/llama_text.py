@@ -128,8 +128,9 @@ class LlamaText:
     def chat_prompt(
         self,
         messages: Sequence[Mapping[str, Any]],
+        *,
         add_generation_prompt: bool,
-        variables: Mapping[str, Any],
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """See Engine."""
         return self.template.render(
