@@ -73,13 +73,57 @@ class TokenGuide(Guide):
             return Steps(self._matcher.deep_copy(), self._vocabulary)
 
 
+class _Vocabulary:
+    """What llguidance's TokenizerWrapper asks of a tokeniser."""
+
+    bos_token_id = None
+
+    def __init__(
+        self, tokens: list[bytes], ends: list[int], tokenize: Callable[[str], list[int]]
+    ) -> None:
+        self.tokens = tokens
+        # A model without an end of its own: a token that no grammar wants.
+        self.eos_token_id = ends[0] if ends else 0
+        # Control tokens stand for no text.
+        self.special_token_ids = [token for token, data in enumerate(tokens) if not data]
+        self._tokenize = tokenize
+        self._ids = {data: token for token, data in enumerate(tokens) if data}
+        self._longest = max(map(len, self._ids), default=0)
+
+    def __call__(self, text: bytes) -> list[int]:
+        """The tokens of a text that a grammar leaves no choice about: those that the model would
+        write, if they spell it exactly, which where a space is put before it they don't.
+        """
+        tokens = self._tokenize(text.decode())
+        if b"".join(self.tokens[token] for token in tokens) == text:
+            return tokens
+        return self._greedy(text)
+
+    def _greedy(self, text: bytes) -> list[int]:
+        found: list[int] = []
+        while text:
+            lengths = range(min(self._longest, len(text)), 0, -1)
+            length = next((n for n in lengths if text[:n] in self._ids), 0)
+            if not length:
+                break
+            found.append(self._ids[text[:length]])
+            text = text[length:]
+        return found
+
+
 class Guides:
-    """Makes them for one vocabulary, whose ``make_tokenizer`` takes seconds: it is called once, for
-    the first grammar. Any thread.
+    """Makes them for one vocabulary: ``tokens`` gives what each token stands for, ``ends`` those
+    that end an answer. Both are asked once, for the first grammar: it takes seconds. ``tokenize``:
+    the tokens of a plain text. Any thread.
     """
 
-    def __init__(self, make_tokenizer: Callable[[], Any]) -> None:
-        self._make_tokenizer = make_tokenizer
+    def __init__(
+        self,
+        tokens: Callable[[], list[bytes]],
+        ends: Callable[[], list[int]],
+        tokenize: Callable[[str], list[int]],
+    ) -> None:
+        self._tokens, self._ends, self._tokenize = tokens, ends, tokenize
         self._tokenizer: Any = None
         self._making = threading.Lock()
 
@@ -98,7 +142,7 @@ class Guides:
             grammar = api.LLMatcher.grammar_from_json_schema(
                 _checked_schema(text), overrides=_JSON_OPTIONS
             )
-        tokenizer = self._known_tokenizer()
+        tokenizer = self._known_tokenizer(api)
         limits = api.LLParserLimits(verbose_errors=False)
         matcher = api.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
@@ -106,10 +150,13 @@ class Guides:
             raise RequestError(f"{field}: {_reason(matcher.get_error())}", field)
         return TokenGuide(matcher, tokenizer.vocab_size)
 
-    def _known_tokenizer(self) -> Any:
+    def _known_tokenizer(self, api: Any) -> Any:
         with self._making:
             if self._tokenizer is None:
-                self._tokenizer = self._make_tokenizer()
+                ends = self._ends()
+                vocabulary = _Vocabulary(self._tokens(), ends, self._tokenize)
+                wrapped = api.TokenizerWrapper(vocabulary)
+                self._tokenizer = api.LLTokenizer(wrapped, eos_token=ends or None)
             return self._tokenizer
 
 

@@ -37,7 +37,11 @@ class LlamaText:
             own.decode(errors="replace") if own else None, chat_template, self._has_token
         )
         self.template = ChatTemplate(source, self.bos_token, self.eos_token)
-        self.guides = Guides(self._guide_tokenizer)
+        self.guides = Guides(
+            self._all_bytes,
+            self.ends,
+            lambda text: self.tokenize(text, add_special=False, parse_special=False),
+        )
         self.fim = FimTokens(
             *(
                 token if token >= 0 else None
@@ -137,13 +141,16 @@ class LlamaText:
             messages, add_generation_prompt=add_generation_prompt, variables=variables
         )
 
-    def _guide_tokenizer(self) -> Any:
-        """The vocabulary as llguidance takes it; seconds for a large one."""
-        from llguidance.llamacpp import lltokenizer_from_vocab  # noqa: PLC0415 - an extra
-
-        ends = self.ends()
+    def _all_bytes(self) -> list[bytes]:
+        """What each token stands for; a second for a large vocabulary."""
+        room = 1 << 14  # more than any token has
+        buffer, found = ctypes.create_string_buffer(room), []
         with self._using() as vocab:
-            return lltokenizer_from_vocab(vocab, eos_token=ends or None)
+            spell = self._api.llama_token_to_piece
+            for token in range(self.size):
+                count = spell(vocab, token, buffer, room, 0, False)
+                found.append(ctypes.string_at(buffer, max(0, count)))
+        return found
 
     def _name(self, token: int) -> str:
         """A token's text, also a control token's; none for an id that means "no such token"."""

@@ -40,9 +40,10 @@ class StrictBody(BaseModel):
 
 
 _Bias = Annotated[float, Field(ge=-BIAS_MAX, le=BIAS_MAX)] | bool
+_Pair = Annotated[tuple[int | str, _Bias], Field(strict=False)]  # JSON has lists only
 LogitBias = Annotated[
     Annotated[dict[str, _Bias], Field(max_length=BIASES_MAX)]
-    | Annotated[list[tuple[int | str, _Bias]], Field(max_length=BIASES_MAX, fail_fast=True)],
+    | Annotated[list[_Pair], Field(max_length=BIASES_MAX, fail_fast=True)],
     expected(
         "an object of token ids or texts and biases, or a list of such pairs; a bias lies in "
         f"{-BIAS_MAX:.0f} … {BIAS_MAX:.0f} or is false, which forbids the token; at most "

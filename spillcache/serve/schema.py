@@ -241,7 +241,7 @@ class CompletionBody(GenerationBody):
         prompt = self.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             if len(prompt) > 1:
-                raise _several()
+                raise _several(self.lacks)
             prompt = prompt[0]
         if not prompt:
             raise _nothing()
@@ -283,7 +283,7 @@ class NativeBody(GenerationBody):
         if pieces and not any(isinstance(piece, int) for piece in pieces):
             # Without token ids between them, texts are prompts of their own, as lists are.
             if len(pieces) > 1:
-                raise _several()
+                raise _several(self.lacks)
             pieces = pieces[0] if isinstance(pieces[0], list) else pieces
         if any(isinstance(piece, list) for piece in pieces):
             raise RequestError("prompt: a list in a prompt with token ids", "prompt")
@@ -329,9 +329,9 @@ def _plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [message.model_dump() for message in messages]
 
 
-def _several() -> Unsupported:
+def _several(error: type[Unsupported]) -> Unsupported:
     what = "prompt: several prompts in one request are not supported; send one each"
-    return Unsupported(what, "prompt")
+    return error(what, "prompt")
 
 
 def _nothing() -> RequestError:
