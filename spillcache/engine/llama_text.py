@@ -126,7 +126,9 @@ class LlamaText:
     def ends(self) -> list[int]:
         """All tokens that end an answer; looks through the vocabulary at the first call."""
         if self._all_ends is None:
-            self._all_ends = [token for token in range(self.size) if self.is_end(token)]
+            with self._using() as vocab:
+                ends = self._api.llama_vocab_is_eog
+                self._all_ends = [token for token in range(self.size) if ends(vocab, token)]
         return self._all_ends
 
     def chat_prompt(

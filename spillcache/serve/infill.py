@@ -32,7 +32,7 @@ def infill_tokens(engine: Engine, body: InfillBody, typed: list[int]) -> list[in
     code = [marks[0], *before, *typed, marks[1], *behind, marks[2]]
     room = engine.limits.context_tokens - WINDOW_TOKENS - 2 * max(0, body.n_predict or 0)
     others = _others(engine, body)
-    return _begin(engine) + (others[-room:] if room > 0 else []) + code
+    return (others[-room:] if room > 0 else []) + _begin(engine) + code
 
 
 def _others(engine: Engine, body: InfillBody) -> list[int]:
@@ -53,7 +53,7 @@ def _others(engine: Engine, body: InfillBody) -> list[int]:
 
 
 def _begin(engine: Engine) -> list[int]:
-    """BOS, where the model wants one."""
+    """BOS, where the model wants one: llama-server has it behind the other files."""
     start: Sequence[int] = engine.tokenize("", add_special=True, parse_special=False)
     return list(start[:1])
 

@@ -100,5 +100,5 @@ def native_tokens(engine: Engine, body: NativeBody, *, begins: bool = True) -> l
             tokens.append(piece)
         else:
             special = begins and index == 0
-            tokens += engine.tokenize(piece, add_special=special, parse_special=begins)
+            tokens += engine.tokenize(piece, add_special=special, parse_special=True)
     return tokens

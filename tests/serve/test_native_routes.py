@@ -402,7 +402,7 @@ def test_infill(http, service):
     extra = {"input_extra": [{"text": "other"}], "prompt": [97]}
     http.post("/infill", json={**CODE, **extra})
     snippet = [*b"\n\n--- snippet ---\n\nother"]
-    tokens = [BOS, *snippet, 1, *b"def f(", 97, 2, *b"return x", 3]
+    tokens = [*snippet, BOS, 1, *b"def f(", 97, 2, *b"return x", 3]
     assert service.last().request.tokens.tolist() == tokens
 
 
@@ -410,7 +410,7 @@ def test_infill_with_files(http, service):
     service.engine.fim = FimTokens(1, 2, 3, 4, 5)
     http.post("/infill", json={**CODE, "input_extra": [{"filename": "a.py", "text": "A"}]})
     files = [4, *b"myproject\n", 5, *b"a.py\nA", 5, *b"filename\n"]
-    tokens = [BOS, *files, 1, *b"def f(", 2, *b"return x", 3]
+    tokens = [*files, BOS, 1, *b"def f(", 2, *b"return x", 3]
     assert service.last().request.tokens.tolist() == tokens
 
 
@@ -425,9 +425,9 @@ def test_infill_takes_what_fits(http, service):
     }
     assert http.post("/infill", json=body).status_code == 200
     tokens = service.last().request.tokens.tolist()
-    assert len(tokens) == 1 + 2000 + 1 + 1536 + 3 + 1 + 507 + 1
-    assert tokens[2001 - 11 : 2002] == [ord("z"), 5, *b"filename\n", 1][-12:]
-    assert tokens[2002 + 1535 : 2002 + 1540] == [ord("q"), *b"<s>", 2]
+    assert len(tokens) == 2000 + 1 + 1 + 1536 + 1 + 1 + 509 + 1
+    assert tokens[2000 - 11 : 2002] == [ord("z"), 5, *b"filename\n", BOS, 1]
+    assert tokens[2002 + 1535 : 2002 + 1538] == [ord("q"), BOS, 2]
 
 
 @pytest.mark.parametrize(
