@@ -25,7 +25,7 @@ def hub_model(
     the first. Raises ConfigError, and ModelLoadError where it can't be had.
     """
     name, _, quant = repo.partition(":")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
         raise ConfigError(f"--hf-repo: {repo!r} is not USER/REPO or USER/REPO:QUANT")
     try:
         hub = importlib.import_module("huggingface_hub")
