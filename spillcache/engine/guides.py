@@ -39,14 +39,11 @@ class Steps:
         return bool(self._matcher.validate_tokens([token]))
 
     def allowed(self) -> NDArray[np.int64]:
-        """The tokens that may come next. Raises RequestError where there is none."""
+        """The tokens that may come next, at least one. Raises RequestError where there is none."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         self._check()
         bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")
-        found = np.flatnonzero(bits[: self._vocabulary])
-        if not len(found):
-            raise RequestError("grammar: no token of the model can go on from here", "grammar")
-        return found
+        return np.flatnonzero(bits[: self._vocabulary])
 
     def take(self, token: int) -> bool:
         """Go on with ``token``; whether the grammar is complete and nothing can follow."""
@@ -170,4 +167,6 @@ def _checked_schema(text: str) -> str:
 
 def _reason(words: str) -> str:
     """The library's first line: what follows may quote the grammar, or what was answered."""
+    if words.startswith("NoExtension"):
+        return "no token of the model can go on from here"
     return " ".join(words.strip().split("\n", 1)[0].split())[:_REASON_CHARACTERS_MAX]

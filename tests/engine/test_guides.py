@@ -12,7 +12,7 @@ from models import BOS, EOS, FIRST_BYTE, IM_END, ModelShelf
 
 from spillcache.config import EngineConfig
 from spillcache.engine.base import Chunk, Guide, SamplingParams
-from spillcache.engine.guides import SCHEMA_CHARACTERS_MAX, TokenGuide
+from spillcache.engine.guides import SCHEMA_CHARACTERS_MAX, Guides, TokenGuide
 from spillcache.engine.llama_engine import LlamaEngine
 from spillcache.errors import NotOffered, RequestError
 
@@ -203,6 +203,40 @@ def test_several_threads_use_one_guide(engine: LlamaEngine) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(walk, range(200)))
+
+
+def made_up(words: list[bytes], prefix: str = "") -> Guides:
+    """Guides of a vocabulary that is made up; its tokeniser puts ``prefix`` before every text."""
+    ids = {word: token for token, word in enumerate(words)}
+
+    def tokenize(text: str) -> list[int]:
+        data = (prefix + text).encode()
+        return [ids[bytes([byte])] for byte in data if bytes([byte]) in ids]
+
+    return Guides(lambda: words, lambda: [0], tokenize)
+
+
+def test_text_that_a_tokeniser_spells_otherwise_is_cut_greedily() -> None:
+    """SentencePiece puts a space before every text: what the grammar wants has none there."""
+    words = [b"", b" ", *(bytes([n]) for n in range(97, 123)), b"yes", b"ye"]
+    for prefix, said in (("", {b"y", b"ye", b"yes"}), (" ", {b"yes"})):
+        guide = made_up(words, prefix).make("json_schema", '{"const": null}')
+        assert isinstance(guide, TokenGuide)
+        guide = made_up(words, prefix).make("gbnf", 'root ::= "yes"')
+        assert isinstance(guide, TokenGuide)
+        allowed = {words[token] for token in guide.start().allowed()}
+        assert said & allowed
+        assert guide.start().take(words.index(b"yes"))
+
+
+def test_a_vocabulary_that_can_not_say_it() -> None:
+    guide = made_up([b"", b"a"]).make("gbnf", 'root ::= "ab"')
+    assert isinstance(guide, TokenGuide)
+    steps = guide.start()
+    with pytest.raises(RequestError, match="no token of the model can go on from here"):
+        for _ in range(2):
+            assert steps.allowed().tolist() == [1]
+            assert not steps.take(1)
 
 
 def test_without_the_library_it_is_not_offered(
