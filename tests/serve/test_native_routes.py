@@ -184,7 +184,7 @@ def test_what_is_not_offered_is_501(http, body, message):
     assert response.status_code == 501
     error = response.json()["error"]
     assert message in error["message"]
-    assert (error["type"], error["code"]) == ("not_supported_error", "REQUEST_UNSUPPORTED")
+    assert (error["type"], error["code"]) == ("not_supported_error", "REQUEST_NOT_OFFERED")
 
 
 @pytest.mark.parametrize("path", [path for paths in LACKING.values() for path in paths])
