@@ -125,6 +125,7 @@ class GenerationBody(SamplingFields):
     """More variables for the chat template."""
 
     # Known, not offered: see _NEUTRAL.
+    adaptive_target: Any = None
     best_of: Any = None
 
     lacks: ClassVar[type[Unsupported]] = Unsupported
@@ -349,6 +350,7 @@ def _is(*neutral: Any) -> Callable[[Any], bool]:
 
 _NEUTRAL: Mapping[str, Callable[[Any], bool]] = {
     "n": _is(1),
+    "adaptive_target": lambda value: type(value) in {int, float} and value < 0,
     "best_of": _is(1),
     "tools": _empty,
     "tool_choice": _is("none", "auto"),

@@ -138,6 +138,7 @@ def test_unknown_fields_are_ignored():
 ASKS = {
     "n": [2],
     "best_of": [2, "x"],
+    "adaptive_target": [0.5, 0, "x"],
     "tools": [[{"type": "function"}], "x"],
     "tool_choice": ["required", {"type": "function"}],
     "functions": [[{}]],
@@ -168,6 +169,7 @@ def test_what_says_nothing_is_fine():
         functions=[],
         function_call="none",
         modalities=["text"],
+        adaptive_target=-1.0,
     ).check_offered()
     completion(suffix="", echo=False, best_of=1).check_offered()
 
