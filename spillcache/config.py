@@ -1,9 +1,10 @@
 """Settings: one frozen dataclass per room, composed in ``Settings``."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from spillcache.errors import ConfigError
 
@@ -127,6 +128,36 @@ class AdapterFile:
 
 
 @dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """``--rope-…`` and ``--yarn-…``; None: the model's own."""
+
+    scaling: Literal["none", "linear", "yarn"] | None = None
+    freq_base: float | None = None
+    freq_scale: float | None = None
+    yarn_orig_ctx: int | None = None
+    yarn_ext_factor: float | None = None
+    yarn_attn_factor: float | None = None
+    yarn_beta_slow: float | None = None
+    yarn_beta_fast: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementConfig:
+    """Which device holds what; None: as the library thinks."""
+
+    split_mode: Literal["none", "layer", "row", "tensor"] | None = None
+    tensor_split: tuple[float, ...] = ()
+    main_gpu: int | None = None
+    tensors: tuple[tuple[str, str], ...] = ()
+    """``--override-tensor`` and the like: (regular expression of names, buffer type)."""
+    kv_offload: bool = True
+
+
+KVOverride = tuple[str, Literal["int", "float", "bool", "str"], int | float | bool | str]
+"""A key of the model's metadata, the kind of its value, and the value."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The llama.cpp engine."""
 
@@ -149,6 +180,14 @@ class EngineConfig:
     mmap: bool = True
     adapters: tuple[AdapterFile, ...] = ()
     """``--lora``, ``--lora-scaled``."""
+    mlock: bool = False
+    """Keep the model in memory, whatever else needs it."""
+    direct_io: bool = False
+    """Read the model past the page cache."""
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    overrides: tuple[KVOverride, ...] = ()
+    """``--override-kv``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +201,31 @@ class RequestDefaults:
     seed: int | None = None
     """-1: a random one."""
     max_tokens: int | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    ignore_eos: bool | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: tuple[str, ...] | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    samplers: tuple[str, ...] | None = None
+    logit_bias: tuple[tuple[int, float], ...] | None = None
+    grammar: tuple[Literal["gbnf", "json_schema"], str] | None = None
+    """Its kind and its text."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """``--chat-template-kwargs``."""
 
 
 @dataclass(frozen=True, slots=True)

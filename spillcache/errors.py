@@ -20,6 +20,7 @@
     └── RequestError           a client's request can't be served           REQUEST_INVALID
         ├── PromptTooLong      more tokens than the context holds           REQUEST_PROMPT_TOO_LONG
         ├── Unsupported        understood, but not offered                  REQUEST_UNSUPPORTED
+        │   └── NotOffered     llama-server has it, this server has not     REQUEST_NOT_OFFERED
         ├── BodyTooLarge       more bytes than the server reads             REQUEST_TOO_LARGE
         ├── Unauthorized       no key, or a wrong one                       REQUEST_UNAUTHORIZED
         ├── Overloaded         the queue is full                            SERVER_OVERLOADED
@@ -162,6 +163,13 @@ class Unsupported(RequestError):
     """The field is understood but this server does not offer it; ignoring it would be a lie."""
 
     code = "REQUEST_UNSUPPORTED"
+
+
+class NotOffered(Unsupported):
+    """Something of llama-server's own that this server, or its model, does not have."""
+
+    code = "REQUEST_NOT_OFFERED"
+    status = 501
 
 
 class BodyTooLarge(RequestError):

@@ -23,6 +23,8 @@ CHATML = (
 )
 CONTROL_TOKENS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
 BOS, EOS, IM_START, IM_END = 1, 2, 3, 4
+FIM_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
+"""By their names llama.cpp knows what they are for."""
 FIRST_BYTE = 5
 """The token of byte b is FIRST_BYTE + b."""
 SPACE = "\u2581"
@@ -50,6 +52,8 @@ class Shape:
     """The sliding window in tokens; only kinds with one use it."""
     n_vocab: int = 512
     seed: int = 0
+    fim: bool = False
+    """Whether the vocabulary has tokens for filling in the middle."""
 
 
 class _Model:
@@ -115,8 +119,10 @@ def _vocabulary(model: _Model) -> None:
     words = model.shape.n_vocab - len(tokens)
     if words < 0:
         raise ValueError(f"n_vocab must be at least {len(tokens)}")
-    tokens += [f"{SPACE}word{index}".encode() for index in range(words)]
-    types += [kinds.NORMAL] * words
+    fim = FIM_TOKENS if model.shape.fim else ()
+    tokens += [token.encode() for token in fim]
+    tokens += [f"{SPACE}word{index}".encode() for index in range(len(fim), words)]
+    types += [kinds.CONTROL] * len(fim) + [kinds.NORMAL] * (words - len(fim))
     writer = model.gguf
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)

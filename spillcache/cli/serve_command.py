@@ -1,15 +1,28 @@
 """``spillcache serve``: from flags to ``Settings``, and into the server."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from spillcache.cli import serve_flags as flags
 from spillcache.cli.adapter_flags import adapter_files
 from spillcache.cli.command import IGNORED
+from spillcache.cli.hub_model import hub_model
 from spillcache.cli.model_path import find_model
+from spillcache.cli.more_flags import with_more_flags
+from spillcache.cli.more_settings import (
+    kv_overrides,
+    load_mode,
+    placement_config,
+    request_defaults,
+    rope_config,
+    template_text,
+)
+from spillcache.cli.more_settings import log_level as level_of
 from spillcache.config import (
     MIB,
     NO_LIMIT_BYTES,
@@ -19,7 +32,6 @@ from spillcache.config import (
     EngineConfig,
     FlashAttention,
     KVType,
-    RequestDefaults,
     ServeConfig,
     Settings,
     SpillReason,
@@ -40,10 +52,11 @@ _ALL_LAYERS = 9999
 """More than any model has."""
 
 
+@with_more_flags
 def serve(
     *,
     context: typer.Context,
-    model: flags.Model,
+    model: flags.Model = "",
     ctx_size: flags.ContextSize = _ENGINE.context_tokens,
     ubatch_size: flags.UbatchSize = _ENGINE.ubatch_tokens,
     parallel: flags.Parallel = _ENGINE.slots,
@@ -82,6 +95,7 @@ def serve(
     cache_restore: flags.CacheRestore = _CACHE.restore,
     cache_disk_throttle: flags.CacheDiskThrottle = None,
     cache_namespace: flags.CacheNamespace = "",
+    **more: Any,
 ) -> None:
     """Serve a model over OpenAI's HTTP API; with --cache-disk, prompts survive a restart.
 
@@ -89,7 +103,7 @@ def serve(
     """
     settings = Settings(
         engine=EngineConfig(
-            model=find_model(model),
+            model=_model(model, more),
             context_tokens=ctx_size,
             ubatch_tokens=_ubatch(ubatch_size),
             slots=parallel,
@@ -99,9 +113,12 @@ def serve(
             type_v=_type_v(cache_type_v, flash_attn),
             flash_attention=flash_attn,
             swa_full=swa_full,
-            chat_template=chat_template,
+            chat_template=template_text(chat_template, more["chat_template_file"]),
             namespace_tag=cache_namespace,
-            mmap=not no_mmap,
+            rope=rope_config(more),
+            placement=placement_config(more),
+            overrides=kv_overrides(more["override_kv"]),
+            **load_mode(more, mmap=not no_mmap),
             adapters=adapter_files(
                 lora or (), lora_scaled or (), apply=not lora_init_without_apply
             ),
@@ -111,7 +128,15 @@ def serve(
             port=port,
             api_key=api_key or None,
             alias=alias,
-            defaults=RequestDefaults(temp, top_k, _top_p(top_p), min_p, seed, _limit(n_predict)),
+            defaults=request_defaults(
+                more,
+                temperature=temp,
+                top_k=top_k,
+                top_p=_top_p(top_p),
+                min_p=min_p,
+                seed=seed,
+                max_tokens=_limit(n_predict),
+            ),
         ),
         cache=CacheConfig(
             ram_bytes=_ram_bytes(cache_ram),
@@ -134,11 +159,26 @@ def serve(
     )
     from spillcache.serve.server_log import log_to_stderr  # noqa: PLC0415 — not for --help
 
-    with log_to_stderr(log_level):
+    with log_to_stderr(level_of(log_level, more)):
         if ignored := context.meta.get(IGNORED):
             log.warning("ignored, for they mean nothing here: %s", ", ".join(ignored))
         _warn_if_open(settings.serve)
         raise typer.Exit(_run_server(settings))
+
+
+def _model(path: str, more: Mapping[str, Any]) -> Path:
+    """Where ``-m`` or ``-hf`` leads. Raises ConfigError where neither or both are given."""
+    if more["hf_repo"] is None:
+        if not path:
+            raise ConfigError("--model: which model? Give -m FILE, or -hf USER/REPO")
+        if more["hf_file"] is not None:
+            raise ConfigError("--hf-file needs --hf-repo USER/REPO")
+        return find_model(path)
+    if path:
+        raise ConfigError("--model and --hf-repo: give one of them")
+    return hub_model(
+        more["hf_repo"], more["hf_file"], more["hf_token"], offline=bool(more["offline"])
+    )
 
 
 def _ubatch(tokens: int) -> int:

@@ -228,6 +228,7 @@ Temperature = Annotated[
     float | None,
     typer.Option(
         "--temp",
+        envvar="LLAMA_ARG_TEMPERATURE",
         min=0,
         metavar="X",
         help="Temperature; 0: the likeliest token. Default: 0.8.",
@@ -238,6 +239,7 @@ TopK = Annotated[
     int | None,
     typer.Option(
         "--top-k",
+        envvar="LLAMA_ARG_TOP_K",
         metavar="N",
         help="The N likeliest tokens; 0: all. Default: 40.",
         rich_help_panel=_DEFAULTS,
@@ -247,6 +249,7 @@ TopP = Annotated[
     float | None,
     typer.Option(
         "--top-p",
+        envvar="LLAMA_ARG_TOP_P",
         max=1,
         metavar="X",
         help="The likeliest tokens that together have this share. Default: 0.95.",
@@ -257,6 +260,7 @@ MinP = Annotated[
     float | None,
     typer.Option(
         "--min-p",
+        envvar="LLAMA_ARG_MIN_P",
         min=0,
         max=1,
         metavar="X",

@@ -8,7 +8,7 @@ are called on one thread, the engine's.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,14 +79,36 @@ class Chunk:
     """Whether the logits after the last token are wanted."""
 
 
+SAMPLERS = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
+"""The steps of sampling, by llama-server's names and in its order."""
+
+GrammarKind = Literal["gbnf", "json_schema"]
+
+
+class Guide(ABC):  # noqa: B024 - what it holds is the engine's own
+    """A compiled grammar that answers must follow; made by ``Engine.guide``. Any number of answers
+    may use it, on any thread.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen, in llama.cpp's terms and order: penalties, top_k, top_p, min_p,
-    temperature.
+    """How the next token is chosen, in llama.cpp's terms: biases, the grammar, then ``samplers``,
+    then a draw.
     """
 
     temperature: float = 0.8
-    """0 or less: greedy."""
+    """0 or less: greedy, so that only biases, penalties, DRY and the grammar matter."""
     top_k: int = 40
     """0 or less: off."""
     top_p: float = 0.95
@@ -99,6 +121,52 @@ class SamplingParams:
     penalty_last_n: int = 64
     """Tokens that the penalties look back on; -1: the whole context."""
     ignore_eos: bool = False
+    typical_p: float = 1.0
+    """1: off."""
+    top_n_sigma: float = -1.0
+    """0 or less: off."""
+    min_keep: int = 0
+    """Tokens that top_p, min_p, typical_p and xtc leave at least; there is always one."""
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    dry_multiplier: float = 0.0
+    """0: off."""
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    """-1: the whole context."""
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    """1 or 2: this instead of ``samplers``, but for the temperature."""
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    samplers: tuple[str, ...] = SAMPLERS
+    """Some of SAMPLERS; what is not among them is off."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Added to the logits of these tokens; minus infinity forbids one."""
+    n_probs: int | None = None
+    """How many likeliest tokens ``Sampler.shares`` tells; 0: only the chosen one; None: nothing."""
+    post_sampling_probs: bool = False
+    """Whether they are told as probabilities among what was left to draw from, rather than as
+    logarithms of the model's own.
+    """
+    guide: Guide | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenShares:
+    """How likely a chosen token was, and the likeliest ones: (token, share), the likeliest first.
+
+    Shares are natural logarithms of the model's probabilities, or probabilities if ``drawn``: those
+    after all samplers.
+    """
+
+    token: int
+    share: float
+    top: tuple[tuple[int, float], ...]
+    drawn: bool
 
 
 class Sampler(ABC):
@@ -106,15 +174,36 @@ class Sampler(ABC):
     engine's thread.
     """
 
+    ended: bool = False
+    """Whether the answer is complete with the last token: its grammar allows no other."""
+    shares: TokenShares | None = None
+    """Those of the last token, if they were asked for."""
+
     @abstractmethod
     def sample(self, sequence: int) -> int:
         """The next token, from the logits that the last ``decode`` call left for ``sequence``;
-        accepts it.
+        accepts it. Raises RequestError where the grammar turns out too complex, or leaves no token.
         """
 
     @abstractmethod
     def close(self) -> None:
         """Free it; may be called twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class FimTokens:
+    """The vocabulary's tokens for filling in the middle; None: there is no such token."""
+
+    prefix: int | None = None
+    suffix: int | None = None
+    middle: int | None = None
+    repository: int | None = None
+    file: int | None = None
+
+    @property
+    def missing(self) -> list[str]:
+        """Which of the three needed ones there are not."""
+        return [name for name in ("prefix", "suffix", "middle") if getattr(self, name) is None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +231,7 @@ class Engine(ABC):
     info: ModelInfo
     adapters: Sequence[Adapter] = ()
     """Their ids are their places."""
+    fim: FimTokens = FimTokens()
 
     # Text. Any thread.
 
@@ -158,16 +248,21 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of ``tokens``, control tokens left out; bytes that are not UTF-8 become
-        U+FFFD.
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """The text of ``tokens``, control tokens left out unless ``special``; bytes that are not
+        UTF-8 become U+FFFD.
         """
 
     @abstractmethod
     def chat_prompt(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text of a conversation, by the model's chat template.
+        """The prompt text of a conversation, by the model's chat template, with further
+        ``variables`` for it.
 
         Tokenise it with ``add_special=False`` when it starts with BOS, ``parse_special=True``.
         Raises RequestError when the template refuses the messages (an unknown role, an order it
@@ -177,6 +272,14 @@ class Engine(ABC):
     @abstractmethod
     def is_end(self, token: int) -> bool:
         """Whether ``token`` ends an answer (EOS, EOT)."""
+
+    @abstractmethod
+    def guide(self, kind: GrammarKind, text: str) -> Guide:
+        """Compile a grammar (GBNF, or a JSON schema as JSON); may take a second, the first one two.
+
+        Raises RequestError, which says what is wrong with it, and Unsupported where grammars are
+        not offered.
+        """
 
     # Sequences.
 

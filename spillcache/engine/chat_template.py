@@ -99,15 +99,20 @@ class ChatTemplate:
             ) from error
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text of a conversation.
+        """The prompt text of a conversation; ``variables``: more that the template may ask for.
 
         Messages are OpenAI's: ``role`` (see ROLES) and ``content`` (text, text parts, or None).
         Raises RequestError when a message or the template itself says no, Unsupported for media.
         """
         plain = [plain_message(message, index) for index, message in enumerate(messages)]
-        variables = {
+        known = {
+            **(variables or {}),
             "messages": plain,
             "add_generation_prompt": add_generation_prompt,
             "tools": None,
@@ -122,7 +127,7 @@ class ChatTemplate:
                 characters=characters,
                 memory=_RENDER_MEMORY_MIN + 32 * characters,
             )
-            return self._render(variables, budget)
+            return self._render(known, budget)
         except Exception as error:
             # Anything: the template is somebody else's program, and these are its faults.
             raise RequestError(_refusal(error), "messages") from error

@@ -6,10 +6,8 @@ out of a live sequence (``export``) or bring them in (``import_``) without distu
 
 import ctypes
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,8 @@ from spillcache.engine.base import (
     AdapterScales,
     Chunk,
     Engine,
+    GrammarKind,
+    Guide,
     Limits,
     Logits,
     ModelInfo,
@@ -29,6 +29,7 @@ from spillcache.engine.base import (
 )
 from spillcache.engine.llama_adapters import LlamaAdapters
 from spillcache.engine.llama_batch import LlamaBatch
+from spillcache.engine.llama_identity import identity_of
 from spillcache.engine.llama_import import LlamaImport
 from spillcache.engine.llama_library import (
     library,
@@ -43,7 +44,6 @@ from spillcache.engine.llama_state import LlamaState
 from spillcache.engine.llama_text import LlamaText
 from spillcache.engine.self_test import run_self_test
 from spillcache.errors import ConfigError, ContextFullError, DecodeError, StateRejected
-from spillcache.namespace import FieldValue
 from spillcache.state import BlockState, Buffer, Part
 
 log = logging.getLogger("spillcache.engine")
@@ -113,7 +113,10 @@ class LlamaEngine(Engine):
             call_tokens=self.limits.call_tokens,
         )
         self.geometry = self._state.geometry(block, self.limits.call_tokens)
-        self.identity = self._identity()
+        self.identity = identity_of(
+            self._lib, self._model, config, self._state, self.limits.context_tokens
+        )
+        self.fim = self._text.fim
         self.info = self._info()
 
     # What it is.
@@ -141,31 +144,6 @@ class LlamaEngine(Engine):
             block_tokens=block,
         )
 
-    def _identity(self) -> Mapping[str, FieldValue]:
-        """All that changes the meaning of state, but the model's content; see Engine."""
-        config, state = self._config, self._state
-        original = self._meta("rope.scaling.original_context_length")
-        return {
-            "engine": "llama.cpp",
-            "library": self._lib.version,
-            "library_digest": self._lib.digest,
-            "device": self._lib.devices,
-            "offload": config.gpu_layers != 0 and bool(self._api.llama_supports_gpu_offload()),
-            "state_format": state.state_format,
-            "type_k": config.type_k,
-            "type_v": config.type_v,
-            # What "auto" came to: without flash attention V is stored transposed.
-            "flash_attention": not state.v_trans,
-            "rotation_k": state.rotation[0],
-            "rotation_v": state.rotation[1],
-            "rotation_disabled": os.environ.get("LLAMA_ATTN_ROT_DISABLE", ""),
-            # Some models switch RoPE factors when the context outgrows the one they began with.
-            "rope_long": bool(original) and self.limits.context_tokens > int(original or 0),
-            "rope_scale": float(self._api.llama_model_rope_freq_scale_train(self._model)),
-            "block_tokens": config.block_tokens,
-            "tag": config.namespace_tag,
-        }
-
     def _info(self) -> ModelInfo:
         api, room = self._api, ctypes.create_string_buffer(256)
         api.llama_model_desc(self._model, room, len(room))
@@ -180,15 +158,6 @@ class LlamaEngine(Engine):
             chat_template=self._text.template.source,
         )
 
-    def _meta(self, key: str) -> str | None:
-        room = ctypes.create_string_buffer(256)
-        arch = self._meta_exact("general.architecture", room) or ""
-        return self._meta_exact(f"{arch}.{key}", room)
-
-    def _meta_exact(self, key: str, room: Any) -> str | None:
-        count = self._api.llama_model_meta_val_str(self._model, key.encode(), room, len(room))
-        return room.value.decode(errors="replace") if count >= 0 else None
-
     # Text.
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -199,19 +168,29 @@ class LlamaEngine(Engine):
         """See Engine."""
         return self._text.token_bytes(token)
 
-    def detokenize(self, tokens: Sequence[int]) -> str:
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """See Engine."""
-        return self._text.detokenize(tokens)
+        return self._text.detokenize(tokens, special=special)
 
     def is_end(self, token: int) -> bool:
         """See Engine."""
         return self._text.is_end(token)
 
     def chat_prompt(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """See Engine."""
-        return self._text.chat_prompt(messages, add_generation_prompt=add_generation_prompt)
+        return self._text.chat_prompt(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+
+    def guide(self, kind: GrammarKind, text: str) -> Guide:
+        """See Engine."""
+        return self._text.guides.make(kind, text)
 
     # Tokens in, logits out.
 
@@ -253,15 +232,11 @@ class LlamaEngine(Engine):
             params,
             history,
             self._row,
-            lambda: self._ends,
+            self._text.ends,
         )
 
     def _row(self, sequence: int) -> int:
         return self._batch.rows[sequence]
-
-    @cached_property
-    def _ends(self) -> list[int]:
-        return [token for token in range(self.limits.vocabulary) if self._text.is_end(token)]
 
     # State out.
 

@@ -20,6 +20,7 @@ from typing import Any
 from blake3 import blake3
 
 from spillcache.config import EngineConfig
+from spillcache.engine.llama_placement import place, set_rope
 from spillcache.errors import EngineLibraryError, ModelLoadError
 from spillcache.namespace import file_digest
 
@@ -159,15 +160,27 @@ def load_model(lib: Library, config: EngineConfig, stop: Callable[[], bool] = la
         check_model_file(path)
     params = lib.api.llama_model_default_params()
     params.n_gpu_layers = config.gpu_layers
-    params.load_mode = lib.api.LLAMA_LOAD_MODE_MMAP if config.mmap else lib.api.LLAMA_LOAD_MODE_NONE
+    params.load_mode = _load_mode(lib.api, config)
+    kept = place(lib.api, params, config)  # must live until the model is loaded
     params.progress_callback = lib.api.llama_progress_callback(lambda *_: not stop())
     lib.log.errors.clear()
     model = lib.api.llama_model_load_from_file(os.fsencode(config.model), params)
+    del kept
     if not model and stop():
         raise ModelLoadError("the server was stopped while the model loaded")
     if not model:
         raise ModelLoadError(f"llama.cpp can't load {config.model}: {_last_words(lib.log.errors)}")
     return model
+
+
+def _load_mode(api: Any, config: EngineConfig) -> int:
+    if config.direct_io:
+        mode = api.LLAMA_LOAD_MODE_DIRECT_IO
+    elif config.mlock:
+        mode = api.LLAMA_LOAD_MODE_MMAP_MLOCK if config.mmap else api.LLAMA_LOAD_MODE_MLOCK
+    else:
+        mode = api.LLAMA_LOAD_MODE_MMAP if config.mmap else api.LLAMA_LOAD_MODE_NONE
+    return int(mode)
 
 
 _WINDOW_CELLS_STEP = 256
@@ -183,6 +196,8 @@ def new_context(lib: Library, model: Any, config: EngineConfig, sequences: int, 
     params.kv_unified = True
     params.swa_full = config.swa_full
     params.flash_attn_type = FLASH_ATTENTION[config.flash_attention]
+    params.offload_kqv = config.placement.kv_offload
+    set_rope(params, config.rope)
     params.type_k, params.type_v = GGML_TYPES[config.type_k], GGML_TYPES[config.type_v]
     lib.log.errors.clear()
     context = lib.api.llama_init_from_model(model, params)

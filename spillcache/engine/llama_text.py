@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from spillcache.engine.base import FimTokens
 from spillcache.engine.chat_template import ChatTemplate, pick_template
+from spillcache.engine.guides import Guides
 from spillcache.errors import EngineError, RequestError
 
 
@@ -25,6 +27,7 @@ class LlamaText:
         self._users = 0
         self._closed = False
         self._ends: dict[int, bool] = {}
+        self._all_ends: list[int] | None = None
         self._bytes: dict[int, bytes] = {}
         self.size = int(api.llama_vocab_n_tokens(self._vocab))
         self.bos_token = self._name(api.llama_vocab_bos(self._vocab))
@@ -34,6 +37,18 @@ class LlamaText:
             own.decode(errors="replace") if own else None, chat_template, self._has_token
         )
         self.template = ChatTemplate(source, self.bos_token, self.eos_token)
+        self.guides = Guides(
+            self._all_bytes,
+            self.ends,
+            lambda text: self.tokenize(text, add_special=False, parse_special=False),
+        )
+        self.fim = FimTokens(
+            *(
+                token if token >= 0 else None
+                for name in ("pre", "suf", "mid", "rep", "sep")
+                for token in [int(getattr(api, f"llama_vocab_fim_{name}")(self._vocab))]
+            )
+        )
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Refuse further use; whether everyone has left, so that the model may be freed."""
@@ -91,9 +106,14 @@ class LlamaText:
                 room = -count
         raise EngineError(f"llama.cpp could not spell token {token}")
 
-    def detokenize(self, tokens: Sequence[int]) -> str:
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """See Engine."""
-        return b"".join(self.token_bytes(token) for token in tokens).decode(errors="replace")
+        spell = self.full_bytes if special else self.token_bytes
+        return b"".join(spell(token) for token in tokens).decode(errors="replace")
+
+    def full_bytes(self, token: int) -> bytes:
+        """As ``token_bytes``, but a control token's name, too."""
+        return self.token_bytes(token) or self._spell(token, special=True)
 
     def is_end(self, token: int) -> bool:
         """See Engine."""
@@ -103,11 +123,36 @@ class LlamaText:
                 known = self._ends[token] = bool(self._api.llama_vocab_is_eog(vocab, token))
         return known
 
+    def ends(self) -> list[int]:
+        """All tokens that end an answer; looks through the vocabulary at the first call."""
+        if self._all_ends is None:
+            with self._using() as vocab:
+                ends = self._api.llama_vocab_is_eog
+                self._all_ends = [token for token in range(self.size) if ends(vocab, token)]
+        return self._all_ends
+
     def chat_prompt(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """See Engine."""
-        return self.template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self.template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+
+    def _all_bytes(self) -> list[bytes]:
+        """What each token stands for; a second for a large vocabulary."""
+        room = 1 << 14  # more than any token has
+        buffer, found = ctypes.create_string_buffer(room), []
+        with self._using() as vocab:
+            spell = self._api.llama_token_to_piece
+            for token in range(self.size):
+                count = spell(vocab, token, buffer, room, 0, False)
+                found.append(ctypes.string_at(buffer, max(0, count)))
+        return found
 
     def _name(self, token: int) -> str:
         """A token's text, also a control token's; none for an id that means "no such token"."""

@@ -3,10 +3,19 @@
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from spillcache import __version__
-from spillcache.serve.job import DoneEvent, FinishReason, TextEvent, Timings, Usage
+from spillcache.engine.base import Engine, TokenShares
+from spillcache.serve.job import (
+    DoneEvent,
+    FinishReason,
+    GenerationRequest,
+    TextEvent,
+    Timings,
+    Usage,
+)
 
 FINGERPRINT = f"spillcache-{__version__}"
 
@@ -41,6 +50,24 @@ def timings_object(usage: Usage, timings: Timings) -> dict[str, Any]:
     }
 
 
+def logprob_entry(
+    shares: TokenShares, token_bytes: Callable[[int], bytes], names: tuple[str, str]
+) -> dict[str, Any]:
+    """One token of ``logprobs.content``, or of llama-server's ``completion_probabilities``.
+
+    ``names``: what a share is called, and the list of the likeliest tokens.
+    """
+    share, top = names
+
+    def entry(token: int, value: float) -> dict[str, Any]:
+        data = token_bytes(token)
+        text = data.decode(errors="replace")
+        return {"id": token, "token": text, "bytes": list(data), share: value}
+
+    best = [entry(token, value) for token, value in shares.top]
+    return {**entry(shares.token, shares.share), top: best}
+
+
 def _pace(what: str, tokens: int, ms: float) -> dict[str, Any]:
     return {
         f"{what}_n": tokens,
@@ -56,8 +83,11 @@ class AnswerForm(Protocol):
     end: bytes
     """What a stream ends with, after its last event."""
 
-    def answer(self, text: str, tokens: list[int], done: DoneEvent) -> dict[str, Any]:
-        """The answer in one piece."""
+    def about(self, request: GenerationRequest, engine: Engine) -> None:
+        """What was asked for; comes before all others. May take long: not on the event loop."""
+
+    def answer(self, text: str, tokens: list[TextEvent], done: DoneEvent) -> dict[str, Any]:
+        """The answer in one piece; ``text`` is all of it, ``tokens`` the events that it came in."""
 
     def head(self) -> list[dict[str, Any]]:
         """A stream's events before the first piece of text."""
@@ -81,7 +111,15 @@ class AnswerFormat(ABC):
     chunk: str
     """The ``object`` of a piece of a stream."""
 
-    def __init__(self, model: str, *, include_usage: bool, return_tokens: bool = False) -> None:
+    def __init__(
+        self,
+        model: str,
+        token_bytes: Callable[[int], bytes],
+        *,
+        include_usage: bool,
+        return_tokens: bool = False,
+    ) -> None:
+        self._token_bytes = token_bytes
         self._include_usage = include_usage
         self._return_tokens = return_tokens
         self._common = {
@@ -91,14 +129,17 @@ class AnswerFormat(ABC):
             "system_fingerprint": FINGERPRINT,
         }
 
-    def answer(self, text: str, tokens: list[int], done: DoneEvent) -> dict[str, Any]:
+    def about(self, request: GenerationRequest, engine: Engine) -> None:  # noqa: B027
+        """Nothing of it is told."""
+
+    def answer(self, text: str, tokens: list[TextEvent], done: DoneEvent) -> dict[str, Any]:
         """The answer in one piece; its token ids are in it if they were asked for."""
         choice = {**self._whole_choice(text), "finish_reason": done.reason}
-        extra = {"tokens": tokens} if self._return_tokens else {}
+        extra = {"tokens": [one.token for one in tokens]} if self._return_tokens else {}
         return {
             **self._common,
             "object": self.whole,
-            "choices": [{"index": 0, "logprobs": None, **choice}],
+            "choices": [{"index": 0, "logprobs": self._logprobs(tokens), **choice}],
             "usage": usage_object(done.usage),
             "timings": timings_object(done.usage, done.timings),
             **extra,
@@ -114,9 +155,10 @@ class AnswerFormat(ABC):
         A token whose text is held back has a chunk too, if ids were asked for.
         """
         token = event.token if isinstance(event, TextEvent) and self._return_tokens else None
-        if not event.text and token is None:
+        logprobs = self._logprobs([event]) if isinstance(event, TextEvent) else None
+        if not event.text and token is None and logprobs is None:
             return []
-        chunk = self._stream_chunk(self._piece_choice(event.text), None)
+        chunk = self._stream_chunk(self._piece_choice(event.text), None, logprobs)
         return [chunk if token is None else {**chunk, "tokens": [token]}]
 
     def tail(self, done: DoneEvent) -> list[dict[str, Any]]:
@@ -128,8 +170,23 @@ class AnswerFormat(ABC):
         chunks[-1]["timings"] = timings_object(done.usage, done.timings)
         return chunks
 
-    def _stream_chunk(self, choice: dict[str, Any], reason: FinishReason | None) -> dict[str, Any]:
-        choices = [{"index": 0, **choice, "logprobs": None, "finish_reason": reason}]
+    def _logprobs(self, events: list[TextEvent]) -> dict[str, Any] | None:
+        """How likely these tokens were; None if it was not asked for."""
+        names = ("logprob", "top_logprobs")
+        found = [
+            logprob_entry(event.shares, self._token_bytes, names)
+            for event in events
+            if event.shares is not None
+        ]
+        return {"content": found} if found else None
+
+    def _stream_chunk(
+        self,
+        choice: dict[str, Any],
+        reason: FinishReason | None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        choices = [{"index": 0, **choice, "logprobs": logprobs, "finish_reason": reason}]
         chunk = {**self._common, "object": self.chunk, "choices": choices}
         if self._include_usage:
             chunk["usage"] = None

@@ -13,6 +13,7 @@ from spillcache.serve.answer_events import ClientGone
 from spillcache.serve.cache_routes import cache_router
 from spillcache.serve.door import Door
 from spillcache.serve.http_errors import error_object, error_response
+from spillcache.serve.lacking_routes import lacking_router
 from spillcache.serve.meta_routes import meta_router
 from spillcache.serve.middleware import BodyLimit, ErrorGuard, KeyGate
 from spillcache.serve.native_routes import native_router
@@ -39,7 +40,7 @@ def create_app(service: Door) -> FastAPI:
         cache_router(service),
     ]
     app.state.routes = route_names(routers)
-    for router in [*routers, root_router(app.state.routes)]:
+    for router in [*routers, root_router(app.state.routes), lacking_router()]:
         app.include_router(router)
     app.add_exception_handler(SpillcacheError, _our_error)
     app.add_exception_handler(HTTPException, _http_error)

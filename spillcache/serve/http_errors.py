@@ -5,6 +5,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from spillcache.errors import (
+    NotOffered,
     NotReady,
     Overloaded,
     PromptTooLong,
@@ -16,6 +17,7 @@ from spillcache.errors import (
 RETRY_AFTER_S = 1
 
 _TYPES: dict[type[RequestError], str] = {
+    NotOffered: "not_supported_error",
     Unauthorized: "authentication_error",
     Overloaded: "rate_limit_error",
     NotReady: "unavailable_error",

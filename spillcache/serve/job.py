@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from spillcache.engine.base import Limits, SamplingParams, Tokens
+from spillcache.engine.base import Limits, SamplingParams, Tokens, TokenShares
 from spillcache.errors import PromptTooLong, RequestError, SpillcacheError
 
 FinishReason = Literal["stop", "length"]
@@ -85,6 +85,8 @@ class TextEvent:
 
     text: str
     token: int
+    shares: TokenShares | None = None
+    """How likely it was, if that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

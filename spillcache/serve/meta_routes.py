@@ -8,11 +8,14 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from spillcache import __version__
 from spillcache.engine.base import Engine
+from spillcache.errors import NotReady
 from spillcache.serve.door import Door
 from spillcache.serve.http_errors import RETRY_AFTER_S, error_object
+from spillcache.serve.native_format import sampling_settings
 from spillcache.serve.openai_routes import check_token_ids, model_name
 from spillcache.serve.request_body import read_body
-from spillcache.serve.schema import DetokenizeBody, LoraBody, TokenizeBody, sampling_params
+from spillcache.serve.sampling import sampling_params
+from spillcache.serve.schema import DetokenizeBody, LoraBody, TokenizeBody
 from spillcache.serve.text_thread import in_text_thread
 
 _BUILD_INFO = f"spillcache {__version__}"
@@ -39,14 +42,8 @@ def meta_router(service: Door) -> APIRouter:
         return JSONResponse(_props(service, service.engine))
 
     @router.get("/slots")
-    async def slots() -> Response:
-        size = service.engine.limits.context_tokens
-        return JSONResponse(
-            [
-                {"id": index, "n_ctx": size, "speculative": False, "is_processing": busy}
-                for index, busy in enumerate(service.slots())
-            ]
-        )
+    async def slots(fail_on_no_slot: str = "") -> Response:
+        return JSONResponse(_slots(service, fail_if_busy=bool(fail_on_no_slot)))
 
     @router.get("/lora-adapters")
     async def adapters() -> Response:
@@ -69,10 +66,20 @@ def meta_router(service: Door) -> APIRouter:
         engine = service.engine
         body = await read_body(request, DetokenizeBody)
         check_token_ids(engine, body.tokens, "tokens")
-        text = await in_text_thread(lambda: engine.detokenize(body.tokens))
+        text = await in_text_thread(lambda: engine.detokenize(body.tokens, special=True))
         return JSONResponse({"content": text})
 
     return router
+
+
+def _slots(service: Door, *, fail_if_busy: bool) -> list[dict[str, Any]]:
+    size, busy = service.engine.limits.context_tokens, service.slots()
+    if fail_if_busy and all(busy):
+        raise NotReady("all slots are busy")
+    return [
+        {"id": index, "n_ctx": size, "speculative": False, "is_processing": works}
+        for index, works in enumerate(busy)
+    ]
 
 
 def _why_not_ready(service: Door) -> str:
@@ -84,12 +91,23 @@ def _why_not_ready(service: Door) -> str:
 
 
 def _tokenize(engine: Engine, body: TokenizeBody) -> list[Any]:
-    tokens = engine.tokenize(
-        body.content, add_special=body.add_special, parse_special=body.parse_special
-    )
+    pieces = [body.content] if isinstance(body.content, str) else body.content
+    check_token_ids(engine, [piece for piece in pieces if isinstance(piece, int)], "content")
+    tokens: list[int] = []
+    for index, piece in enumerate(pieces):
+        if isinstance(piece, int):
+            tokens.append(piece)
+            continue
+        special = body.add_special and index == 0
+        tokens += engine.tokenize(piece, add_special=special, parse_special=body.parse_special)
     if not body.with_pieces:
         return tokens
-    return [{"id": token, "piece": _piece(engine.token_bytes(token))} for token in tokens]
+    return [{"id": token, "piece": _piece(_bytes(engine, token))} for token in tokens]
+
+
+def _bytes(engine: Engine, token: int) -> bytes:
+    """What a token stands for; of a control token its name."""
+    return engine.token_bytes(token) or engine.detokenize([token], special=True).encode()
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -102,29 +120,27 @@ def _piece(data: bytes) -> str | list[int]:
 
 def _props(service: Door, engine: Engine) -> dict[str, Any]:
     limit = service.settings.serve.defaults.max_tokens
-    defaults = sampling_params(None, service.settings.serve.defaults)
     params = {
-        "temperature": defaults.temperature,
-        "top_k": defaults.top_k,
-        "top_p": defaults.top_p,
-        "min_p": defaults.min_p,
-        "repeat_penalty": defaults.repeat_penalty,
-        "repeat_last_n": defaults.penalty_last_n,
-        "frequency_penalty": defaults.frequency_penalty,
-        "presence_penalty": defaults.presence_penalty,
-        "ignore_eos": defaults.ignore_eos,
+        **sampling_settings(sampling_params(None, service.settings.serve.defaults)),
+        "max_tokens": -1 if limit is None else limit,
         "n_predict": -1 if limit is None else limit,
-        "seed": -1 if defaults.seed is None else defaults.seed,
+        "n_keep": 0,
+        "stream": False,
+        "lora": [],
     }
     return {
-        "default_generation_settings": {"n_ctx": engine.limits.context_tokens, "params": params},
+        "default_generation_settings": {"params": params, "n_ctx": engine.limits.context_tokens},
         "total_slots": service.slots_total(),
         "model_alias": model_name(service.settings),
         # The name only: the path is this machine's business.
         "model_path": service.settings.engine.model.name,
-        "modalities": {"vision": False, "audio": False},
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "endpoint_slots": True,
+        "endpoint_props": False,
+        "endpoint_metrics": True,
         "chat_template": engine.info.chat_template,
         "bos_token": engine.info.bos_token,
         "eos_token": engine.info.eos_token,
         "build_info": _BUILD_INFO,
+        "is_sleeping": False,
     }

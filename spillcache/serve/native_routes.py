@@ -1,15 +1,27 @@
-"""llama-server's own routes to answers and prompts: POST /completion, POST /apply-template."""
+"""llama-server's own routes to answers and prompts: POST /completion, POST /infill,
+POST /apply-template.
+"""
+
+from collections.abc import Callable
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from spillcache.engine.base import Engine
-from spillcache.errors import RequestError
+from spillcache.errors import NotOffered, RequestError
 from spillcache.serve.door import Door
+from spillcache.serve.infill import infill_tokens
 from spillcache.serve.native_format import NativeFormat
-from spillcache.serve.openai_routes import answer, check_length, check_token_ids, model_name
+from spillcache.serve.openai_routes import (
+    answer,
+    check_length,
+    check_token_ids,
+    model_name,
+    template_variables,
+)
 from spillcache.serve.request_body import read_body
-from spillcache.serve.schema import NativeBody, TemplateBody
+from spillcache.serve.sampling import grammar_text
+from spillcache.serve.schema import InfillBody, NativeBody, TemplateBody
 from spillcache.serve.text_thread import in_text_thread
 
 
@@ -22,25 +34,50 @@ def native_router(service: Door) -> APIRouter:
     async def completion(request: Request) -> Response:
         engine = service.engine
         body = await read_body(request, NativeBody)
-        if body.id_slot is not None and body.id_slot >= service.slots_total():
-            raise RequestError(f"id_slot: there are {service.slots_total()} slots", "id_slot")
-        form = NativeFormat(name, stream=bool(body.stream), return_tokens=bool(body.return_tokens))
+        return await native_answer(request, body, lambda: native_tokens(engine, body))
+
+    @router.post("/infill")
+    async def infill(request: Request) -> Response:
+        engine = service.engine
+        body = await read_body(request, InfillBody)
 
         def tokenize() -> list[int]:
-            tokens = native_tokens(engine, body)
-            wanted = body.to_request(tokens, service.settings.serve.defaults)
-            form.about(wanted, engine.detokenize(tokens))
-            return tokens
+            for text in (body.input_prefix, body.input_suffix):
+                check_length(engine, text, "input_prefix")
+            return infill_tokens(engine, body, native_tokens(engine, body, begins=False))
 
+        return await native_answer(request, body, tokenize)
+
+    async def native_answer(
+        request: Request, body: NativeBody, tokenize: Callable[[], list[int]]
+    ) -> Response:
+        engine, defaults = service.engine, service.settings.serve.defaults
+        if body.id_slot is not None and body.id_slot >= service.slots_total():
+            raise RequestError(f"id_slot: there are {service.slots_total()} slots", "id_slot")
+        grammar = grammar_text(body, defaults)
+        form = NativeFormat(
+            name,
+            engine.token_bytes,
+            stream=bool(body.stream),
+            return_tokens=bool(body.return_tokens),
+            fields=body.response_fields,
+            grammar=grammar[1] if grammar else "",
+            n_keep=body.n_keep or 0,
+        )
         return await answer(service, request, body, form, tokenize)
 
     @router.post("/apply-template")
     async def apply_template(request: Request) -> Response:
         engine = service.engine
         body = await read_body(request, TemplateBody)
+        if body.tools:
+            raise NotOffered("tools are not supported by this server", "tools")
+        variables = template_variables(body.chat_template_kwargs, service.settings.serve.defaults)
         prompt = await in_text_thread(
             lambda: engine.chat_prompt(
-                body.plain_messages(), add_generation_prompt=body.add_generation_prompt
+                body.plain_messages(),
+                add_generation_prompt=body.add_generation_prompt,
+                variables=variables,
             )
         )
         return JSONResponse({"prompt": prompt})
@@ -48,10 +85,11 @@ def native_router(service: Door) -> APIRouter:
     return router
 
 
-def native_tokens(engine: Engine, body: NativeBody) -> list[int]:
+def native_tokens(engine: Engine, body: NativeBody, *, begins: bool = True) -> list[int]:
     """The prompt's token ids; may take long: not on the event loop. Raises RequestError.
 
-    A text that comes first begins with BOS, where the model wants one; what follows is as it is.
+    A text that comes first begins with BOS, where the model wants one, if the prompt ``begins``
+    with it; what follows is as it is.
     """
     pieces = body.one_prompt()
     check_length(engine, "".join(piece for piece in pieces if isinstance(piece, str)), "prompt")
@@ -61,5 +99,6 @@ def native_tokens(engine: Engine, body: NativeBody) -> list[int]:
         if isinstance(piece, int):
             tokens.append(piece)
         else:
-            tokens += engine.tokenize(piece, add_special=index == 0, parse_special=True)
+            special = begins and index == 0
+            tokens += engine.tokenize(piece, add_special=special, parse_special=True)
     return tokens

@@ -1,12 +1,12 @@
 """POST /v1/chat/completions, POST /v1/completions, GET /v1/models, with and without ``/v1``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from spillcache.config import Settings
+from spillcache.config import RequestDefaults, Settings
 from spillcache.engine.base import Engine
 from spillcache.errors import NotReady, PromptTooLong, RequestError
 from spillcache.serve.answer_events import AnswerEvents
@@ -14,13 +14,15 @@ from spillcache.serve.answer_format import AnswerForm, ChatFormat, CompletionFor
 from spillcache.serve.door import Door
 from spillcache.serve.event_stream import EventStream
 from spillcache.serve.http_errors import error_object
-from spillcache.serve.job import DoneEvent, ErrorEvent, Event
+from spillcache.serve.job import DoneEvent, ErrorEvent, Event, GenerationRequest, TextEvent
 from spillcache.serve.request_body import read_body
+from spillcache.serve.sampling import sampling_for
 from spillcache.serve.schema import ChatBody, CompletionBody, GenerationBody
 from spillcache.serve.text_thread import in_text_thread
 
 _TOKEN_BYTES_MAX = 256
 """No vocabulary has longer tokens, but for runs of white space in some."""
+_NO_DEFAULTS = RequestDefaults()
 
 
 def model_name(settings: Settings) -> str:
@@ -41,9 +43,15 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
         engine = service.engine
         body = await read_body(request, ChatBody)
         form = ChatFormat(
-            name, include_usage=body.include_usage, return_tokens=bool(body.return_tokens)
+            name,
+            engine.token_bytes,
+            include_usage=body.include_usage,
+            return_tokens=bool(body.return_tokens),
         )
-        return await answer(service, request, body, form, lambda: chat_tokens(engine, body))
+        defaults = service.settings.serve.defaults
+        return await answer(
+            service, request, body, form, lambda: chat_tokens(engine, body, defaults)
+        )
 
     @router.post("/v1/completions")
     @router.post("/completions")
@@ -51,7 +59,10 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
         engine = service.engine
         body = await read_body(request, CompletionBody)
         form = CompletionFormat(
-            name, include_usage=body.include_usage, return_tokens=bool(body.return_tokens)
+            name,
+            engine.token_bytes,
+            include_usage=body.include_usage,
+            return_tokens=bool(body.return_tokens),
         )
         return await answer(service, request, body, form, lambda: prompt_tokens(engine, body))
 
@@ -72,9 +83,12 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
     return router
 
 
-def chat_tokens(engine: Engine, body: ChatBody) -> list[int]:
+def chat_tokens(
+    engine: Engine, body: ChatBody, defaults: RequestDefaults = _NO_DEFAULTS
+) -> list[int]:
     """The prompt's token ids; may take long: not on the event loop. Raises RequestError."""
-    text = engine.chat_prompt(body.plain_messages())
+    variables = template_variables(body.chat_template_kwargs, defaults)
+    text = engine.chat_prompt(body.plain_messages(), variables=variables)
     check_length(engine, text, "messages")
     # Most templates write BOS themselves; a second one would make another, worse prompt.
     bos = engine.info.bos_token
@@ -83,6 +97,13 @@ def chat_tokens(engine: Engine, body: ChatBody) -> list[int]:
     if not tokens:
         raise RequestError("the messages make an empty prompt", "messages")
     return tokens
+
+
+def template_variables(
+    asked: Mapping[str, Any] | None, defaults: RequestDefaults
+) -> Mapping[str, Any]:
+    """What a chat template is given beside the messages."""
+    return {**defaults.template_variables, **(asked or {})}
 
 
 def prompt_tokens(engine: Engine, body: CompletionBody) -> list[int]:
@@ -124,11 +145,19 @@ async def answer(
 ) -> Response:
     """Generate; a stream begins only with the first event, so that errors before have a status."""
     body.check_offered()
+    engine, defaults = service.engine, service.settings.serve.defaults
+
+    def prepare() -> GenerationRequest:
+        tokens = tokenize()
+        wanted = body.to_request(tokens, defaults, sampling_for(engine, body, defaults))
+        form.about(wanted, engine)
+        return wanted
+
     events = AnswerEvents(request.receive)
     try:
-        tokens = await in_text_thread(tokenize)
+        wanted = await in_text_thread(prepare)
         try:
-            events.submit(service, body.to_request(tokens, service.settings.serve.defaults))
+            events.submit(service, wanted)
         except RequestError as error:
             # The scheduler knows of prompts only; the client may have sent messages.
             if error.param == "prompt":
@@ -151,7 +180,7 @@ async def _whole_answer(
     events: AnswerEvents, batch: list[Event], form: AnswerForm
 ) -> dict[str, Any]:
     text: list[str] = []
-    tokens: list[int] = []
+    tokens: list[TextEvent] = []
     while True:
         for event in batch:
             if isinstance(event, ErrorEvent):
@@ -159,7 +188,7 @@ async def _whole_answer(
             text.append(event.text)
             if isinstance(event, DoneEvent):
                 return form.answer("".join(text), tokens, event)
-            tokens.append(event.token)
+            tokens.append(event)
         batch = await events.next_events()
 
 

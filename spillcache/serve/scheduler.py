@@ -20,6 +20,7 @@ from spillcache.errors import (
     DecodeError,
     EngineError,
     NotReady,
+    RequestError,
     SpillcacheError,
     StateRejected,
 )
@@ -415,7 +416,11 @@ class Scheduler:
         """Choose the next token, tell the client, and see whether the answer is complete."""
         if job.sampler is None:
             return
-        token = job.sampler.sample(slot.index)
+        try:
+            token = job.sampler.sample(slot.index)
+        except RequestError as error:  # its grammar can't be followed any further
+            self._fail(slot, error)
+            return
         if not job.answer:
             self._metrics.ttft_seconds.observe(time.monotonic() - job.submitted)
         if self._engine.is_end(token):
@@ -423,8 +428,8 @@ class Scheduler:
             return
         job.answer.append(token)
         self._metrics.generated_tokens.inc()
-        job.emit(TextEvent(job.text.push_token(token), token))
-        if job.text.stopped is not None:
+        job.emit(TextEvent(job.text.push_token(token), token, job.sampler.shares))
+        if job.text.stopped is not None or job.sampler.ended:
             self._finish(slot, job, "stop")
         elif self._full(slot, job):
             self._finish(slot, job, "length")

@@ -9,74 +9,42 @@ wrong answer.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    RootModel,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from spillcache.chain import as_tokens
 from spillcache.config import RequestDefaults
 from spillcache.engine.base import SamplingParams
-from spillcache.errors import RequestError, Unsupported
+from spillcache.errors import NotOffered, RequestError, Unsupported
 from spillcache.serve.job import GenerationRequest
+from spillcache.serve.sampling import sampling_params
+from spillcache.serve.sampling_fields import SamplingFields, StrictBody, expected
 
 STOP_STRINGS_MAX = 32
 STOP_CHARACTERS_MAX = 1024
+_TOP_LOGPROBS_MAX = 20
+"""OpenAI's own limit."""
+_CHUNKS_MAX = 256
 
 _CACHE_FIELDS = ("cache_prompt", "cache_store", "cache_salt")
 _NAME_SHOWN = 64
 
 _NO_DEFAULTS = RequestDefaults()
-_SAMPLING_FIELDS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "ignore_eos",
-)
-"""Fields that a body and SamplingParams call by the same name."""
-
-_SEEDS = 2**32 - 1
-"""llama.cpp's seeds are u32, and the last one means "a random one": it is left out."""
-
-
-def _expected(text: str) -> WrapValidator:
-    """One sentence instead of one complaint for each member of a union."""
-
-    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        try:
-            return handler(value)
-        except ValidationError as error:
-            raise PydanticCustomError("expected", "must be " + text) from error
-
-    return WrapValidator(validate)
-
-
 Prompt = Annotated[
     str
     | Annotated[list[int], Field(fail_fast=True)]
     | Annotated[list[str], Field(fail_fast=True)]
     | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)],
-    _expected("a text, a list of token ids, or a list of one of these"),
+    expected("a text, a list of token ids, or a list of one of these"),
 ]
 _Piece = int | str
 _Pieces = Annotated[list[_Piece], Field(fail_fast=True)]
 NativePrompt = Annotated[
     str | Annotated[list[_Piece | _Pieces], Field(fail_fast=True)],
-    _expected("a text, a list of texts and token ids, or a list of one of these"),
+    expected("a text, a list of texts and token ids, or a list of one of these"),
 ]
 Content = Annotated[
     str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None,
-    _expected("a text, a list of parts, or null"),
+    expected("a text, a list of parts, or null"),
 ]
 Stop = Annotated[
     Annotated[str, Field(max_length=STOP_CHARACTERS_MAX)]
@@ -85,18 +53,14 @@ Stop = Annotated[
         Field(max_length=STOP_STRINGS_MAX, fail_fast=True),
     ]
     | None,
-    _expected(
+    expected(
         f"a text or a list of at most {STOP_STRINGS_MAX} texts, "
         f"each of at most {STOP_CHARACTERS_MAX} characters"
     ),
 ]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
-
-
-class LoraScale(_Body):
+class LoraScale(StrictBody):
     """One of ``lora``, and of what POST /lora-adapters takes."""
 
     id: Annotated[int, Field(ge=0)]
@@ -114,7 +78,7 @@ class LoraBody(RootModel[list[LoraScale]]):
         return tuple((each.id, each.scale) for each in self.root)
 
 
-class StreamOptions(_Body):
+class StreamOptions(StrictBody):
     """``stream_options``."""
 
     include_usage: bool | None = None
@@ -129,7 +93,7 @@ class Message(BaseModel):
     content: Content = None
 
 
-class GenerationBody(_Body):
+class GenerationBody(SamplingFields):
     """What both kinds of completion share. Null means the default, everywhere."""
 
     # Unknown fields are kept, so that ``check_offered`` can see their names.
@@ -146,19 +110,8 @@ class GenerationBody(_Body):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     n_predict: Annotated[int, Field(ge=-1)] | None = None
     stop: Stop = None
-    ignore_eos: bool | None = None
     return_tokens: bool | None = None
     """Token ids beside the text, as llama-server's: ``tokens`` in each chunk, or in the answer."""
-
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_k: int | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: int | None = None
-    repeat_penalty: Annotated[float, Field(gt=0)] | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
 
     cache_prompt: bool | None = None
     cache_store: bool | None = None
@@ -168,21 +121,15 @@ class GenerationBody(_Body):
 
     n: Annotated[int, Field(ge=1)] | None = None
 
+    chat_template_kwargs: dict[str, Any] | None = None
+    """More variables for the chat template."""
+
     # Known, not offered: see _NEUTRAL.
+    adaptive_target: Any = None
     best_of: Any = None
-    chat_template_kwargs: Any = None
-    dry_multiplier: Any = None
-    dynatemp_range: Any = None
-    grammar: Any = None
-    json_schema: Any = None
-    logit_bias: Any = None
-    logprobs: Any = None
-    mirostat: Any = None
-    n_probs: Any = None
-    response_format: Any = None
-    top_logprobs: Any = None
-    typical_p: Any = None
-    xtc_probability: Any = None
+
+    lacks: ClassVar[type[Unsupported]] = Unsupported
+    """The error for what is not offered."""
 
     @property
     def include_usage(self) -> bool:
@@ -204,19 +151,23 @@ class GenerationBody(_Body):
         for name, says_nothing in _NEUTRAL.items():
             value = getattr(self, name) if name in type(self).model_fields else None
             if value is not None and not says_nothing(value):
-                raise Unsupported(f"{name} is not supported by this server", name)
+                raise self.lacks(f"{name} is not supported by this server", name)
 
     def to_request(
-        self, tokens: list[int], defaults: RequestDefaults = _NO_DEFAULTS
+        self,
+        tokens: list[int],
+        defaults: RequestDefaults = _NO_DEFAULTS,
+        sampling: SamplingParams | None = None,
     ) -> GenerationRequest:
         """The request for the scheduler, for a prompt of these token ids (of the vocabulary).
 
-        ``defaults`` stand for what the client left out. Raises RequestError for a limit of 0.
+        ``defaults`` stand for what the client left out; ``sampling``: what ``sampling_for`` made of
+        both. Raises RequestError for a limit of 0.
         """
         return GenerationRequest(
             tokens=as_tokens(tokens),
             max_tokens=self._limit(defaults),
-            sampling=sampling_params(self, defaults),
+            sampling=sampling or sampling_params(self, defaults),
             stop=self._stop_strings(),
             salt=(self.cache_salt or "").encode(),
             cache_prompt=self.cache_prompt is not False,
@@ -237,27 +188,14 @@ class GenerationBody(_Body):
         return tuple(text for text in stop if text)
 
 
-def sampling_params(body: GenerationBody | None, defaults: RequestDefaults) -> SamplingParams:
-    """How tokens are chosen: as the body says, else as ``defaults`` do, else as the engine does."""
-
-    def asked(name: str) -> Any:
-        value = getattr(body, name, None)
-        return getattr(defaults, name, None) if value is None else value
-
-    seed = asked("seed")
-    given: dict[str, Any] = {name: asked(name) for name in _SAMPLING_FIELDS} | {
-        "seed": None if seed is None or seed == -1 else seed % _SEEDS,
-        "penalty_last_n": asked("repeat_last_n"),
-    }
-    return SamplingParams(**{key: value for key, value in given.items() if value is not None})
-
-
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     prompt_field = "messages"
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=_TOP_LOGPROBS_MAX)] | None = None
 
     audio: Any = None
     function_call: Any = None
@@ -265,6 +203,13 @@ class ChatBody(GenerationBody):
     modalities: Any = None
     tool_choice: Any = None
     tools: Any = None
+
+    @property
+    def shares_wanted(self) -> int | None:
+        """See SamplingFields."""
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
+        return self.top_logprobs or 0 if self.logprobs else super().shares_wanted
 
     def plain_messages(self) -> list[dict[str, Any]]:
         """The messages for ``Engine.chat_prompt``."""
@@ -277,9 +222,17 @@ class CompletionBody(GenerationBody):
     prompt_field = "prompt"
 
     prompt: Prompt
+    logprobs: Annotated[int, Field(ge=0, le=_TOP_LOGPROBS_MAX)] | bool | None = None
 
     echo: Any = None
     suffix: Any = None
+
+    @property
+    def shares_wanted(self) -> int | None:
+        """See SamplingFields."""
+        if self.logprobs is None or self.logprobs is False:
+            return super().shares_wanted
+        return int(self.logprobs)
 
     def one_prompt(self) -> str | list[int]:
         """The prompt: its text or its token ids.
@@ -289,30 +242,38 @@ class CompletionBody(GenerationBody):
         prompt = self.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             if len(prompt) > 1:
-                raise _several()
+                raise _several(self.lacks)
             prompt = prompt[0]
         if not prompt:
             raise _nothing()
         return prompt  # type: ignore[return-value]  # a list of lists was unpacked above
 
 
+class InfillChunk(StrictBody):
+    """One of ``input_extra``: a text from another file."""
+
+    text: str
+    filename: str = "tmp"
+
+
 class NativeBody(GenerationBody):
     """POST /completion, as llama-server has it."""
 
     prompt_field = "prompt"
+    lacks = NotOffered
 
     prompt: NativePrompt
     id_slot: Annotated[int, Field(ge=-1)] | None = None
     """A hint that is not needed: the tokens find their slot."""
+    n_keep: Annotated[int, Field(ge=-1)] | None = None
+    """What stays when a context is shifted, which never happens here."""
+    response_fields: Annotated[list[str], Field(max_length=100, fail_fast=True)] | None = None
+    """Which fields of the answer are wanted; ``a/b`` is b within a."""
 
     image_data: Any = None
-    min_keep: Any = None
     multimodal_data: Any = None
     n_indent: Any = None
-    post_sampling_probs: Any = None
-    samplers: Any = None
     t_max_predict_ms: Any = None
-    top_n_sigma: Any = None
 
     def one_prompt(self) -> list[int | str]:
         """The prompt's pieces: texts, and token ids between them.
@@ -323,7 +284,7 @@ class NativeBody(GenerationBody):
         if pieces and not any(isinstance(piece, int) for piece in pieces):
             # Without token ids between them, texts are prompts of their own, as lists are.
             if len(pieces) > 1:
-                raise _several()
+                raise _several(self.lacks)
             pieces = pieces[0] if isinstance(pieces[0], list) else pieces
         if any(isinstance(piece, list) for piece in pieces):
             raise RequestError("prompt: a list in a prompt with token ids", "prompt")
@@ -338,11 +299,27 @@ class NativeBody(GenerationBody):
         return super()._limit(defaults)
 
 
-class TemplateBody(_Body):
+class InfillBody(NativeBody):
+    """POST /infill."""
+
+    prompt: NativePrompt = ""
+    """What has been typed between prefix and suffix."""
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[InfillChunk], Field(max_length=_CHUNKS_MAX)] | None = None
+
+    def one_prompt(self) -> list[int | str]:
+        """See NativeBody; it may be empty."""
+        return [] if self.prompt in ("", []) else super().one_prompt()
+
+
+class TemplateBody(StrictBody):
     """POST /apply-template."""
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Any = None
 
     def plain_messages(self) -> list[dict[str, Any]]:
         """The messages for ``Engine.chat_prompt``."""
@@ -353,9 +330,9 @@ def _plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [message.model_dump() for message in messages]
 
 
-def _several() -> Unsupported:
+def _several(error: type[Unsupported]) -> Unsupported:
     what = "prompt: several prompts in one request are not supported; send one each"
-    return Unsupported(what, "prompt")
+    return error(what, "prompt")
 
 
 def _nothing() -> RequestError:
@@ -373,50 +350,34 @@ def _is(*neutral: Any) -> Callable[[Any], bool]:
 
 _NEUTRAL: Mapping[str, Callable[[Any], bool]] = {
     "n": _is(1),
+    "adaptive_target": lambda value: type(value) in {int, float} and value < 0,
     "best_of": _is(1),
     "tools": _empty,
     "tool_choice": _is("none", "auto"),
     "functions": _empty,
     "function_call": _is("none", "auto"),
-    "logprobs": _is(False),
-    "top_logprobs": _is(0),
-    "n_probs": _is(0),
-    "response_format": lambda value: isinstance(value, dict) and value.get("type") == "text",
-    "json_schema": _empty,
-    "grammar": _empty,
-    "logit_bias": _empty,
     "suffix": _empty,
     "echo": _is(False),
     "audio": _empty,
     "modalities": _is(["text"], []),
-    "chat_template_kwargs": _empty,
-    "mirostat": _is(0),
-    "typical_p": _is(1, 1.0),
-    "dynatemp_range": _is(0, 0.0),
-    "dry_multiplier": _is(0, 0.0),
-    "xtc_probability": _is(0, 0.0),
     "image_data": _empty,
     "multimodal_data": _empty,
-    "min_keep": _is(0),
     "n_indent": _is(0),
-    "post_sampling_probs": _is(False),
-    "samplers": _empty,
     "t_max_predict_ms": lambda value: type(value) in {int, float} and value <= 0,
-    "top_n_sigma": lambda value: type(value) in {int, float} and value < 0,
 }
 """Fields that are known but not offered, and the values with which they ask for nothing."""
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(StrictBody):
     """POST /tokenize, as llama-server has it."""
 
-    content: str
+    content: Annotated[str | _Pieces, expected("a text, or a list of texts and token ids")] = ""
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(StrictBody):
     """POST /detokenize."""
 
-    tokens: Annotated[list[int], Field(fail_fast=True)]
+    tokens: Annotated[list[int], Field(fail_fast=True, default_factory=list)]

@@ -13,9 +13,9 @@ from spillcache.errors import ConfigError
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("serve -hf a/b", "-hf is not supported: models are files here"),
+        ("serve -mu a/b", "-mu is not supported: models are files or come with -hf"),
         ("serve --control-vector=x -m y", "--control-vector is not supported: control"),
-        ("serve -m x --keep 7", "--keep is not supported: requests say that themselves"),
+        ("serve -m x -r 7", "-r is not supported: requests say where to stop"),
         ("serve -m x --cache-disk --port 0", "--cache-disk needs a DIR"),
         ("serve --cache-disk", "--cache-disk needs a DIR"),
         ("serve -m x -c -t 3", "-c needs a number"),
@@ -44,14 +44,14 @@ def test_negative_numbers_and_a_lone_dash_are_values() -> None:
 
 
 def test_values_go_with_their_flags() -> None:
-    line = "-b 512 --jinja -c 5 --gpu-layers 3 --poll --mlock -to=9 -- x"
+    line = "-b 512 --jinja -c 5 --gpu-layers 3 --poll --warmup -to=9 -- x"
     assert ours_of(line.split()) == (
         ["-c", "5", "--n-gpu-layers", "3", "--", "x"],
-        ["-b 512", "--jinja", "--poll", "--mlock", "-to=9"],
+        ["-b 512", "--jinja", "--poll", "--warmup", "-to=9"],
     )
     assert ours_of(["--batch-size"]) == ([], ["--batch-size"])
-    with pytest.raises(ConfigError, match="-sm is not supported"):
-        ours_of(["-c", "5", "-sm", "row"])
+    with pytest.raises(ConfigError, match="-dev is not supported"):
+        ours_of(["-c", "5", "-dev", "x"])
 
 
 def test_a_flag_is_in_one_table_only() -> None:

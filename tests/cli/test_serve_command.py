@@ -189,7 +189,7 @@ def test_defaults_of_requests(cli: Any, model: str, served: list[Settings]) -> N
 def test_flags_that_mean_nothing_here_are_told_of_in_a_line(
     cli: Any, model: str, served: list[Settings]
 ) -> None:
-    line = "-b 2048 -c 512 --jinja --metrics -tb 2 -lv=3 --no-webui"
+    line = "-b 2048 -c 512 --jinja --metrics -tb 2 -sps=3 --no-webui"
     ended = cli("serve", "-m", model, *line.split())
     assert ended.code == 7
     assert served[0].engine.context_tokens == 512
@@ -197,7 +197,7 @@ def test_flags_that_mean_nothing_here_are_told_of_in_a_line(
     assert ended.err.count("\n") == 1
     assert ended.err.endswith(
         " spillcache: warning: ignored, for they mean nothing here: "
-        "-b 2048, --jinja, --metrics, -tb 2, -lv=3, --no-webui\n"
+        "-b 2048, --jinja, --metrics, -tb 2, -sps=3, --no-webui\n"
     )
 
 

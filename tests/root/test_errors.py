@@ -53,6 +53,7 @@ def test_requests_carry_a_status_and_the_field_at_fault() -> None:
         "REQUEST_INVALID": 400,
         "REQUEST_PROMPT_TOO_LONG": 400,
         "REQUEST_UNSUPPORTED": 400,
+        "REQUEST_NOT_OFFERED": 501,
         "REQUEST_TOO_LARGE": 413,
         "REQUEST_UNAUTHORIZED": 401,
         "SERVER_OVERLOADED": 429,

@@ -12,14 +12,23 @@ from types import SimpleNamespace
 
 from spillcache.cache.spill import Flushed
 from spillcache.config import EngineConfig, ServeConfig, Settings
-from spillcache.engine.base import Adapter, Limits, ModelInfo
+from spillcache.engine.base import Adapter, FimTokens, Guide, Limits, ModelInfo, TokenShares
 from spillcache.engine.chat_template import ChatTemplate
+from spillcache.engine.gbnf import lark_of
 from spillcache.errors import NotReady, SpillcacheError
 from spillcache.metrics import Metrics
 from spillcache.serve.adapters import Adapters
 from spillcache.serve.job import DoneEvent, ErrorEvent, TextEvent, Ticket, Timings, Usage
 
 BOS, EOS = 256, 257
+
+
+@dataclass
+class FakeGuide(Guide):
+    kind: str
+    text: str
+
+
 TIMINGS = Timings(
     queue_ms=1.5,
     restore_ms=20.0,
@@ -39,6 +48,7 @@ class FakeEngine:
         self.limits = Limits(
             context_tokens=4096, train_tokens=8192, call_tokens=512, sequences=2, vocabulary=258
         )
+        self.fim = FimTokens()
         self.info = ModelInfo(
             name="fake",
             description="a fake",
@@ -61,11 +71,20 @@ class FakeEngine:
     def token_bytes(self, token):
         return bytes([token]) if token < 256 else b""
 
-    def detokenize(self, tokens):
-        return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
+    def detokenize(self, tokens, *, special=False):
+        names = {BOS: b"<s>", EOS: b"</s>"} if special else {}
+        spelt = (names.get(token, self.token_bytes(token)) for token in tokens)
+        return b"".join(spelt).decode(errors="replace")
 
-    def chat_prompt(self, messages, *, add_generation_prompt=True):
-        return self.template.render(messages, add_generation_prompt=add_generation_prompt)
+    def chat_prompt(self, messages, *, add_generation_prompt=True, variables=None):
+        return self.template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+
+    def guide(self, kind, text):
+        if kind == "gbnf":
+            lark_of(text)
+        return FakeGuide(kind, text)
 
 
 @dataclass
@@ -86,6 +105,7 @@ class Script:
     queued: bool = False
     """Never gets a slot, as far as the ticket says."""
     cached: dict = field(default_factory=lambda: {"disk": 4})
+    shares: TokenShares | None = None
 
 
 class FakeService:
@@ -170,7 +190,7 @@ class FakeService:
                     return
             if ticket.cancelled:
                 return
-            listener(TextEvent(text, index))
+            listener(TextEvent(text, index, script.shares))
         usage = Usage(len(request.tokens), len(script.texts), dict(script.cached))
         listener(DoneEvent(script.rest, script.reason, None, usage, TIMINGS))
 

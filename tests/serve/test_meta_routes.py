@@ -54,7 +54,10 @@ def test_tokenize(http):
     assert tokens(content="ab", add_special=True) == [BOS, 97, 98]
     assert tokens(content="<s>") == [BOS]
     assert tokens(content="<s>", parse_special=False) == [60, 115, 62]
-    assert tokens(content="") == []
+    assert tokens(content="") == tokens() == []
+    assert tokens(content=["a", 99, "<s>"], add_special=True) == [BOS, 97, 99, BOS]
+    assert tokens(content="<s>", with_pieces=True) == [{"id": BOS, "piece": "<s>"}]
+    assert http.post("/tokenize", json={"content": [999]}).status_code == 400
     assert tokens(content="aé", with_pieces=True) == [
         {"id": 97, "piece": "a"},
         {"id": 195, "piece": [195]},
@@ -64,8 +67,9 @@ def test_tokenize(http):
 
 def test_detokenize(http):
     body = {"tokens": [BOS, *"aé".encode()]}
-    assert http.post("/detokenize", json=body).json() == {"content": "aé"}
+    assert http.post("/detokenize", json=body).json() == {"content": "<s>aé"}
     assert http.post("/detokenize", json={"tokens": []}).json() == {"content": ""}
+    assert http.post("/detokenize", json={}).json() == {"content": ""}
 
 
 def test_slots(http):
@@ -76,6 +80,14 @@ def test_slots(http):
     ]
 
 
+def test_slots_when_none_is_free(http, service):
+    assert http.get("/slots?fail_on_no_slot=1").status_code == 200
+    service.slots = lambda: [True, True]
+    assert http.get("/slots").status_code == 200
+    busy = http.get("/slots?fail_on_no_slot=1")
+    assert (busy.status_code, busy.json()["error"]["message"]) == (503, "all slots are busy")
+
+
 def test_props(http, service):
     props = http.get("/props").json()
     assert props["total_slots"] == 2
@@ -83,7 +95,8 @@ def test_props(http, service):
     assert "/models" not in str(props)
     assert (props["bos_token"], props["eos_token"]) == ("<s>", "</s>")
     assert props["chat_template"] == "chatml"
-    assert props["modalities"] == {"vision": False, "audio": False}
+    assert props["modalities"] == {"vision": False, "video": False, "audio": False}
+    assert (props["endpoint_slots"], props["endpoint_props"]) == (True, False)
     assert props["default_generation_settings"]["n_ctx"] == 4096
     assert props["default_generation_settings"]["params"]["top_k"] == 40
     assert props["build_info"].startswith("spillcache ")

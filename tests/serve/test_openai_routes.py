@@ -7,7 +7,7 @@ import openai
 import pytest
 from fake_service import BOS, FakeEngine, wait_until
 
-from spillcache.engine.base import SamplingParams
+from spillcache.engine.base import SamplingParams, TokenShares
 from spillcache.errors import DecodeError, NotReady, Overloaded, PromptTooLong
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -400,3 +400,50 @@ def test_many_streams_at_once(ai, service):
     for thread in threads:
         thread.join(20)
     assert texts == ["".join(service.script.texts)] * 8
+
+
+SHARES = TokenShares(97, -0.5, ((97, -0.5),), drawn=False)
+LOGPROBS = {
+    "id": 97,
+    "token": "a",
+    "bytes": [97],
+    "logprob": -0.5,
+    "top_logprobs": [{"id": 97, "token": "a", "bytes": [97], "logprob": -0.5}],
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO, "logprobs": True, "top_logprobs": 1}),
+        ("/v1/completions", {"prompt": "x", "logprobs": 1}),
+        ("/v1/completions", {"prompt": "x", "logprobs": True}),
+    ],
+)
+def test_logprobs(http, service, path, body):
+    service.script.shares = SHARES
+    choice = http.post(path, json=body).json()["choices"][0]
+    assert choice["logprobs"] == {"content": [LOGPROBS] * 4}
+    assert service.last().request.sampling.n_probs == 1
+    with http.stream("POST", path, json={**body, "stream": True}) as response:
+        lines = response.read().decode().split("\n")
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    found = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [one for one in found if one] == [{"content": [LOGPROBS]}] * 4
+
+
+def test_no_logprobs_unless_they_are_asked_for(http, service):
+    http.post("/v1/chat/completions", json={"messages": HELLO, "logprobs": False})
+    assert service.last().request.sampling.n_probs is None
+    http.post("/v1/chat/completions", json={"messages": HELLO, "logprobs": True})
+    assert service.last().request.sampling.n_probs == 0
+    http.post("/v1/completions", json={"prompt": "x", "logprobs": False})
+    assert service.last().request.sampling.n_probs is None
+    body = {"messages": HELLO, "top_logprobs": 2}
+    assert http.post("/v1/chat/completions", json=body).status_code == 400
+
+
+def test_openais_client_reads_logprobs(ai, service):
+    service.script.shares = SHARES
+    answer = ai.chat.completions.create(model="x", messages=HELLO, logprobs=True, top_logprobs=1)
+    assert answer.choices[0].logprobs.content[0].top_logprobs[0].logprob == -0.5

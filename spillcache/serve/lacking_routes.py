@@ -1,0 +1,42 @@
+"""llama-server's routes that this server does not have: 501, with a sentence, rather than 404."""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from spillcache.errors import NotOffered
+from spillcache.serve.http_errors import error_response
+
+LACKING: Mapping[str, tuple[str, ...]] = {
+    "embeddings are not served": ("/embedding", "/embeddings", "/v1/embeddings"),
+    "reranking is not served": ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
+    "properties can't be changed while the server runs; start it with other flags": ("/props",),
+    "there are /v1/chat/completions and /v1/completions only": (
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+    ),
+    "sound is not served": ("/v1/audio/transcriptions",),
+    "one model is served, which -m names; nothing is loaded or unloaded meanwhile": (
+        "/models/load",
+        "/models/unload",
+    ),
+}
+"""Why not → the paths, all of them for POST."""
+
+
+def lacking_router() -> APIRouter:
+    """The routes; none of them is among those that ``GET /`` lists."""
+    router = APIRouter()
+    for reason, paths in LACKING.items():
+        for path in paths:
+            router.add_api_route(path, _answer(path, reason), methods=["POST"])
+    return router
+
+
+def _answer(path: str, reason: str) -> Callable[[], Awaitable[Response]]:
+    async def refuse() -> Response:
+        return error_response(NotOffered(f"POST {path}: {reason}"))
+
+    return refuse
