@@ -26,7 +26,7 @@ IGNORED_VALUES = frozenset(
     --cpu-range-batch -Crb --cpu-strict --cpu-strict-batch --ctx-checkpoints --swa-checkpoints
     --defrag-thold -dt --log-colors --log-file --log-verbosity --verbosity -lv --numa --poll
     --poll-batch --prio --prio-batch --slot-prompt-similarity -sps --threads-batch -tb
-    --threads-http --timeout -to
+    --threads-http
     """.split()  # noqa: SIM905
 )
 """Flags with a value that change no answer here."""
@@ -70,8 +70,7 @@ _REFUSED_BY_REASON: Mapping[str, str] = {
         --embedding --embeddings --reranking --rerank --pooling --spm-infill --special -sp
         --tools""",
     "put a proxy before the server for that": """
-        --ssl-key-file --ssl-cert-file --path --api-prefix --webui-config --webui-config-file""",
-    "give the key to --api-key, or in LLAMA_API_KEY": "--api-key-file",
+        --path --api-prefix --webui-config --webui-config-file""",
     "prompts are kept without it: --cache-disk DIR": "--slot-save-path",
     'requests say that themselves: "cache_prompt": false': "--no-cache-prompt",
     "an answer ends where the context does": "--context-shift",

@@ -1,15 +1,19 @@
 """``spillcache serve``: from flags to ``Settings``, and into the server."""
 
 import logging
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import typer
 
+from spillcache.cli import guard_flags as guards
 from spillcache.cli import serve_flags as flags
 from spillcache.cli.adapter_flags import adapter_files
-from spillcache.cli.command import IGNORED
+from spillcache.cli.config_file import IGNORED
 from spillcache.cli.model_path import find_model
+from spillcache.cli.secret_files import api_keys, tls_files, warn_if_exposed
 from spillcache.config import (
     MIB,
     NO_LIMIT_BYTES,
@@ -18,6 +22,7 @@ from spillcache.config import (
     Codec,
     EngineConfig,
     FlashAttention,
+    Isolation,
     KVType,
     RequestDefaults,
     ServeConfig,
@@ -43,6 +48,7 @@ _ALL_LAYERS = 9999
 def serve(
     *,
     context: typer.Context,
+    config: guards.Config = None,
     model: flags.Model,
     ctx_size: flags.ContextSize = _ENGINE.context_tokens,
     ubatch_size: flags.UbatchSize = _ENGINE.ubatch_tokens,
@@ -60,9 +66,17 @@ def serve(
     lora_init_without_apply: flags.LoraInit = False,
     host: flags.Host = _SERVE.host,
     port: flags.Port = _SERVE.port,
-    api_key: flags.ApiKey = None,
+    api_key: guards.ApiKey = None,
+    api_key_file: guards.ApiKeyFile = None,
+    allowed_hosts: guards.AllowedHosts = None,
+    allowed_origins: guards.AllowedOrigins = None,
+    ssl_key_file: guards.SslKeyFile = None,
+    ssl_cert_file: guards.SslCertFile = None,
+    timeout: guards.Timeout = _SERVE.timeout_s,
+    queue_limit: guards.QueueLimit = _SERVE.queue_limit,
     alias: flags.Alias = None,
     log_level: flags.Level = "info",
+    log_format: guards.Format = "text",
     temp: flags.Temperature = None,
     top_k: flags.TopK = None,
     top_p: flags.TopP = None,
@@ -82,11 +96,13 @@ def serve(
     cache_restore: flags.CacheRestore = _CACHE.restore,
     cache_disk_throttle: flags.CacheDiskThrottle = None,
     cache_namespace: flags.CacheNamespace = "",
+    cache_isolation: guards.CacheIsolation = _SERVE.isolation,
 ) -> None:
     """Serve a model over OpenAI's HTTP API; with --cache-disk, prompts survive a restart.
 
     Flags and variables (LLAMA_ARG_…) are llama-server's; docs/flags.md has all of them.
     """
+    keys = api_keys(_key_words(context, api_key), api_key_file)
     settings = Settings(
         engine=EngineConfig(
             model=find_model(model),
@@ -109,7 +125,13 @@ def serve(
         serve=ServeConfig(
             host=host,
             port=port,
-            api_key=api_key or None,
+            api_keys=keys,
+            isolation=_isolation(cache_isolation, keys),
+            allowed_hosts=guards.split(allowed_hosts),
+            allowed_origins=guards.split(allowed_origins),
+            tls=tls_files(ssl_key_file, ssl_cert_file),
+            timeout_s=timeout,
+            queue_limit=queue_limit,
             alias=alias,
             defaults=RequestDefaults(temp, top_k, _top_p(top_p), min_p, seed, _limit(n_predict)),
         ),
@@ -134,11 +156,36 @@ def serve(
     )
     from spillcache.serve.server_log import log_to_stderr  # noqa: PLC0415 — not for --help
 
-    with log_to_stderr(log_level):
+    with log_to_stderr(log_level, log_format):
         if ignored := context.meta.get(IGNORED):
             log.warning("ignored, for they mean nothing here: %s", ", ".join(ignored))
+        warn_if_exposed(
+            [api_key_file, ssl_key_file, config if "api_key" in _configured(context) else None]
+        )
         _warn_if_open(settings.serve)
         raise typer.Exit(_run_server(settings))
+
+
+def _key_words(context: typer.Context, words: list[str] | None) -> list[str]:
+    """What was given to ``--api-key``. A variable would have been cut at its spaces."""
+    source = context.get_parameter_source("api_key")
+    if source is not None and source.name == "ENVIRONMENT":
+        return [os.environ["LLAMA_API_KEY"]]
+    return words or []
+
+
+def _configured(context: typer.Context) -> Mapping[str, object]:
+    """What ``--config`` sets."""
+    return context.default_map or {}
+
+
+def _isolation(isolation: Isolation, keys: Sequence[str]) -> Isolation:
+    if isolation == "api-key" and not keys:
+        raise ConfigError(
+            "--cache-isolation api-key needs API keys: without them all clients are one; give "
+            "--api-key or --api-key-file"
+        )
+    return isolation
 
 
 def _ubatch(tokens: int) -> int:
@@ -261,7 +308,7 @@ def _write_limit(text: str | None, disk: Path | None) -> int | None:
 
 
 def _warn_if_open(config: ServeConfig) -> None:
-    if config.api_key is None and config.host not in ("127.0.0.1", "::1", "localhost"):
+    if not config.api_keys and config.host not in ("127.0.0.1", "::1", "localhost"):
         log.warning(
             "%s may be reachable from other machines, and there is no --api-key", config.host
         )

@@ -5,6 +5,8 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from spillcache.errors import (
+    BodyTooLate,
+    Forbidden,
     NotReady,
     Overloaded,
     PromptTooLong,
@@ -17,6 +19,8 @@ RETRY_AFTER_S = 1
 
 _TYPES: dict[type[RequestError], str] = {
     Unauthorized: "authentication_error",
+    Forbidden: "permission_error",
+    BodyTooLate: "timeout_error",
     Overloaded: "rate_limit_error",
     NotReady: "unavailable_error",
 }

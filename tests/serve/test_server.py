@@ -113,7 +113,9 @@ def test_a_client_that_does_not_read_is_cut(monkeypatch, capfd):
         host, port = url.removeprefix("http://").split(":")
         client.connect((host, int(port)))
         body = b'{"prompt": "x", "stream": true}'
-        head = b"POST /completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        head = b"POST /completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
+            body
+        )
         client.sendall(head + body)
         assert wait_until(lambda: service.requests)
 
