@@ -116,8 +116,8 @@ CacheIsolation = Annotated[
     Isolation,
     typer.Option(
         "--cache-isolation",
-        metavar="none|api-key",
-        help="api-key: clients with different keys share nothing.",
+        metavar="BY",
+        help="none, or api-key: clients with different keys share nothing.",
         rich_help_panel=_CACHE,
     ),
 ]

@@ -48,7 +48,6 @@ _ALL_LAYERS = 9999
 def serve(
     *,
     context: typer.Context,
-    config: guards.Config = None,
     model: flags.Model,
     ctx_size: flags.ContextSize = _ENGINE.context_tokens,
     ubatch_size: flags.UbatchSize = _ENGINE.ubatch_tokens,
@@ -77,6 +76,7 @@ def serve(
     alias: flags.Alias = None,
     log_level: flags.Level = "info",
     log_format: guards.Format = "text",
+    config: guards.Config = None,
     temp: flags.Temperature = None,
     top_k: flags.TopK = None,
     top_p: flags.TopP = None,
