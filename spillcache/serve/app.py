@@ -21,8 +21,9 @@ from spillcache.serve.meta_routes import meta_router
 from spillcache.serve.middleware import BodyLimit, ErrorGuard, KeyGate
 from spillcache.serve.native_routes import native_router
 from spillcache.serve.openai_routes import openai_router
+from spillcache.serve.openapi import describe
 from spillcache.serve.origin import Hosts
-from spillcache.serve.root_route import root_router, route_names
+from spillcache.serve.root_route import openapi_router, root_router, route_names
 
 _ROUTER_ERRORS = {
     404: ("not_found_error", "not_found"),
@@ -45,6 +46,7 @@ def create_app(service: Door) -> FastAPI:
         meta_router(service),
         cache_router(service),
     ]
+    routers.append(openapi_router(describe([r for router in routers for r in router.routes])))
     app.state.routes = route_names(routers)
     for router in [*routers, root_router(app.state.routes)]:
         app.include_router(router)
