@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from spillcache import __version__
 from spillcache.engine.base import Engine
 from spillcache.serve.door import Door
-from spillcache.serve.http_errors import RETRY_AFTER_S, error_object
+from spillcache.serve.http_errors import RETRY_AFTER_S, error_object, without_paths
 from spillcache.serve.openai_routes import check_token_ids, model_name
 from spillcache.serve.request_body import read_body
 from spillcache.serve.schema import DetokenizeBody, LoraBody, TokenizeBody, sampling_params
@@ -79,7 +79,7 @@ def _why_not_ready(service: Door) -> str:
     if service.state == "loading":
         return "Loading model"  # llama-server's words: scripts wait for them to go
     if service.failure is not None:
-        return str(service.failure)
+        return without_paths(str(service.failure))
     return "the server is stopping"
 
 

@@ -1,5 +1,6 @@
 """Tenants share nothing: by salts and by keys, in every tier (their timing: bench/tenants.py)."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,19 @@ def test_a_tail_is_not_shared_either(gguf_model: ModelShelf, tmp_path: Path) -> 
         with Stack(gguf_model("llama"), tmp_path / "d") as stack:
             got = stack.answer([*held, *prompt(20, seed=2)], 1, salt=salt, cache_store=False)
             assert got.cached == cached
+
+
+@BY_KEY
+def test_nobody_sees_who_asked(http, service, caplog):
+    """Neither keys nor salts are in what others can read, or in the log."""
+    caplog.set_level(logging.DEBUG, "spillcache")
+    salt_of(http, service, "two", cache_salt="a private salt", user="a private user")
+    hidden = ["a private salt", "a private user", service.last().request.salt.hex()]
+    seen = caplog.text
+    for route in http.get("/").json()["routes"]:
+        method, path = route.split()
+        if method == "GET" and "{" not in path:
+            seen += http.get(path, headers={"Authorization": "Bearer one"}).text
+    assert "spillcache_requests" in seen
+    assert not [word for word in hidden if word in seen]
+    assert "'one'" not in repr(service.settings.serve)
