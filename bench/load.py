@@ -181,7 +181,7 @@ def main() -> int:
         work = Path(place)
         flags = ["-m", str(model(work)), "-np", str(args.slots), "-c", str(1024 * args.slots)]
         flags += ["-t", "1", "--queue-limit", str(args.queue_limit), "--log-level", "warning"]
-        flags += ["--cache-ram", "64MiB", "--cache-disk", str(work / "cache")]
+        flags += ["--cache-ram", "256MiB", "--cache-disk", str(work / "cache")]
         flags += ["--cache-disk-size", "256MiB", "--cache-disk-min-free", "0"]
         with BenchServer(flags, work / "log") as server:
             world = World(server.port, time.monotonic() + args.seconds)
@@ -246,11 +246,11 @@ def missed(report: dict[str, Any]) -> list[str]:
 
 
 def model(directory: Path) -> Path:
-    """A tiny model that the tests' writer makes."""
+    """A tiny model that the tests' writer makes; wide KV, so that the RAM tier is soon full."""
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
     from models import ModelShelf  # noqa: PLC0415 — the path is only known now
 
-    return ModelShelf(directory)("llama")
+    return ModelShelf(directory)("llama", n_head_kv=4, head_dim=128)
 
 
 def arguments() -> argparse.Namespace:
