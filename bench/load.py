@@ -228,6 +228,7 @@ def report_of(world: World, samples: Samples, args: argparse.Namespace) -> dict[
         "rss_middle_bytes": samples.part(0.45, 0.55),
         "rss_end_bytes": samples.part(0.9, 1.0),
         "rss_growth_bytes": samples.part(0.9, 1.0) - samples.part(0.45, 0.55),
+        "rss_bytes": [samples.part(tenth / 10, (tenth + 1) / 10) for tenth in range(10)],
         "descriptors_max": samples.descriptors_max,
         "threads_max": samples.threads_max,
     }

@@ -7,6 +7,8 @@ import typer
 
 from spillcache.cli.config_file import use_config
 from spillcache.config import Isolation
+from spillcache.errors import ConfigError
+from spillcache.serve.origin import is_host, is_origin
 
 LogFormat = Literal["text", "json"]
 
@@ -86,7 +88,7 @@ QueueLimit = Annotated[
     typer.Option(
         "--queue-limit",
         metavar="N",
-        min=0,
+        min=1,
         help="Requests that may wait for a slot; others are told to come again.",
         rich_help_panel=_SERVER,
     ),
@@ -123,7 +125,29 @@ CacheIsolation = Annotated[
 ]
 
 
-def split(words: list[str] | None) -> tuple[str, ...]:
+def hosts(words: list[str] | None) -> tuple[str, ...]:
+    """Of ``--allowed-hosts``; raises ConfigError for what is no name and no address."""
+    names = _split(words)
+    for name in names:
+        if not is_host(name):
+            raise ConfigError(
+                f"--allowed-hosts: {name!r} is no name or address; write for example llm.example"
+            )
+    return names
+
+
+def origins(words: list[str] | None) -> tuple[str, ...]:
+    """Of ``--allowed-origins``; raises ConfigError for what no browser would send."""
+    sites = tuple(site.lower().removesuffix("/") for site in _split(words))
+    for site in sites:
+        if not is_origin(site):
+            raise ConfigError(
+                f"--allowed-origins: {site!r} is no origin; write for example https://chat.example"
+            )
+    return sites
+
+
+def _split(words: list[str] | None) -> tuple[str, ...]:
     """Each word may hold several, with commas between."""
     parts = [part.strip() for word in words or () for part in word.split(",")]
     return tuple(part for part in parts if part)

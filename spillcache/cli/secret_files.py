@@ -3,7 +3,7 @@
 import logging
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from spillcache.config import TlsFiles, expanded
@@ -14,14 +14,16 @@ log = logging.getLogger("spillcache.serve")
 _MOST_BYTES = 1 << 20
 
 
-def api_keys(words: Iterable[str], file: Path | None) -> tuple[str, ...]:
+def api_keys(words: Sequence[str], file: Path | None) -> tuple[str, ...]:
     """The keys of ``--api-key`` (each word may hold several, with commas between) and those of
     ``--api-key-file``: one a line; empty lines and lines that begin with # are none.
 
-    Raises ConfigError for a file that can't be read or holds no key: nobody meant a server
-    without one then.
+    Raises ConfigError for a word or a file without a key, or a file that can't be read: nobody
+    meant a server without one then.
     """
     keys = [key.strip() for word in words for key in word.split(",")]
+    if keys and not any(keys):
+        raise ConfigError("--api-key: there is no key in it; without one, leave the flag out")
     if file is not None:
         lines = [line.strip() for line in _read(file, "--api-key-file").splitlines()]
         found = [line for line in lines if line and not line.startswith("#")]

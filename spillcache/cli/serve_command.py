@@ -127,8 +127,8 @@ def serve(
             port=port,
             api_keys=keys,
             isolation=_isolation(cache_isolation, keys),
-            allowed_hosts=guards.split(allowed_hosts),
-            allowed_origins=guards.split(allowed_origins),
+            allowed_hosts=guards.hosts(allowed_hosts),
+            allowed_origins=guards.origins(allowed_origins),
             tls=tls_files(ssl_key_file, ssl_cert_file),
             timeout_s=timeout,
             queue_limit=queue_limit,
@@ -170,7 +170,7 @@ def _key_words(context: typer.Context, words: list[str] | None) -> list[str]:
     """What was given to ``--api-key``. A variable would have been cut at its spaces."""
     source = context.get_parameter_source("api_key")
     if source is not None and source.name == "ENVIRONMENT":
-        return [os.environ["LLAMA_API_KEY"]]
+        return list(filter(None, [os.environ["LLAMA_API_KEY"]]))
     return words or []
 
 

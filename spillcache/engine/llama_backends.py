@@ -56,8 +56,8 @@ def _listed(ggml: ctypes.CDLL) -> list[Device]:
     for index in range(ggml.ggml_backend_dev_count()):
         device = get(index)
         asked = zip(texts, (registry(device), device, device), strict=True)
-        words = [(text(of) or b"").decode(errors="replace").strip() for text, of in asked]
-        found.append(Device(*words, total_bytes=_memory(ggml, device)))
+        backend, name, what = ((ask(of) or b"").decode(errors="replace") for ask, of in asked)
+        found.append(Device(backend, name, what.strip(), _memory(ggml, device)))
     return found
 
 

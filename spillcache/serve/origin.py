@@ -14,6 +14,7 @@ from collections.abc import Iterable
 ANY = "*"
 """In ``--allowed-hosts`` and ``--allowed-origins``: whatever it is."""
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 _AUTHORITY = re.compile(r"(\[[0-9a-z:.%]+\]|[^\[\]:/?#@\\\s]+)(?::(\d{0,5}))?")
 _PORTS = {"http": 80, "https": 443}
 _WILDCARDS = ("", "0.0.0.0", "::", "[::]")  # noqa: S104 — compared with, not bound to
@@ -38,6 +39,16 @@ def _authority(text: str, default_port: int | None) -> tuple[str, int | None] | 
     if match is None:
         return None
     return match[1].strip("[]").removesuffix("."), int(match[2]) if match[2] else default_port
+
+
+def is_host(text: str) -> bool:
+    """Whether ``text`` may stand in ``--allowed-hosts``."""
+    return text == ANY or bool(_name(text))
+
+
+def is_origin(text: str) -> bool:
+    """Whether ``text``, in lower case, may stand in ``--allowed-origins``."""
+    return text == ANY or _ORIGIN.fullmatch(text) is not None
 
 
 class Hosts:

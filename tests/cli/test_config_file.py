@@ -169,3 +169,35 @@ def test_isolation_needs_keys(cli: Any, model: Path, served: list[Settings]) -> 
     ended = cli("serve", "-m", str(model), "--cache-isolation", "api-key")
     assert (ended.code, served) == (2, [])
     assert "--cache-isolation api-key needs API keys" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--allowed-hosts http://x", "--allowed-hosts: 'http://x' is no name or address"),
+        ("--allowed-origins chat.example", "--allowed-origins: 'chat.example' is no origin"),
+        ("--allowed-origins https://a/b", "is no origin; write for example https://chat.example"),
+        ("--api-key=", "--api-key: there is no key in it"),
+        ("--queue-limit 0", "--queue-limit"),
+        ("--timeout 0", "--timeout"),
+    ],
+)
+def test_flags_that_nobody_can_mean(
+    cli: Any, model: Path, served: list[Settings], words: str, says: str
+) -> None:
+    ended = cli("serve", "-m", str(model), *words.split())
+    assert (ended.code, served) == (2, [])
+    assert says in ended.err
+
+
+def test_hosts_and_origins(
+    cli: Any, model: Path, served: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_API_KEY", "")
+    line = "--allowed-hosts a,b:80 --allowed-hosts [::1] --allowed-hosts *"
+    line += " --allowed-origins HTTPS://Chat.example/,chrome-extension://abc,*"
+    assert cli("serve", "-m", str(model), *line.split()).code == 7
+    serve = served[0].serve
+    assert serve.allowed_hosts == ("a", "b:80", "[::1]", "*")
+    assert serve.allowed_origins == ("https://chat.example", "chrome-extension://abc", "*")
+    assert serve.api_keys == ()

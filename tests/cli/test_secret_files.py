@@ -18,6 +18,12 @@ def test_words_may_hold_several_and_the_file_has_one_a_line(tmp_path: Path) -> N
     assert api_keys([], None) == ()
 
 
+@pytest.mark.parametrize("words", [[""], [","], [" ", ""]])
+def test_an_empty_key_is_no_open_server(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="--api-key: there is no key in it"):
+        api_keys(words, None)
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
