@@ -1,5 +1,6 @@
 """``--config``: every flag by its long name, below the command line and variables."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -201,3 +202,10 @@ def test_hosts_and_origins(
     assert serve.allowed_hosts == ("a", "b:80", "[::1]", "*")
     assert serve.allowed_origins == ("https://chat.example", "chrome-extension://abc", "*")
     assert serve.api_keys == ()
+
+
+def test_what_is_said_is_json_if_asked_for(cli: Any, model: Path, served: list[Settings]) -> None:
+    ended = cli("serve", "-m", str(model), "-nocb", "--log-format", "json")
+    entry = json.loads(ended.err)
+    assert entry["level"] == "warning"
+    assert entry["message"].endswith("-nocb")
