@@ -108,12 +108,14 @@ class Probe:
             self.flush()
         times: dict[bool, list[float]] = {True: [], False: []}
         cached = 0
-        for prompt in used:
+        # As often the one first as the other: which comes second may have it easier.
+        used_first = [index % 2 == 0 for index in range(count)]
+        self._random.shuffle(used_first)
+        for prompt, first in zip(used, used_first, strict=True):
             if where == "live":
                 self.ask(victim, prompt)
-            pair = [(True, prompt), (False, self.prompt())]
-            self._random.shuffle(pair)
-            for is_used, one in pair:
+            asked = {True: prompt, False: self.prompt()}
+            for is_used, one in ((first, asked[first]), (not first, asked[not first])):
                 took, reused = self.ask(prober, one)
                 times[is_used].append(took)
                 cached += reused if is_used else 0
