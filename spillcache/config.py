@@ -18,6 +18,7 @@ FlashAttention = Literal["auto", "on", "off"]
 SpillReason = Literal["evict", "idle", "shutdown", "flush"]
 SPILL_REASONS: tuple[SpillReason, ...] = get_args(SpillReason)
 RestoreWhen = Literal["auto", "always"]
+Isolation = Literal["none", "api-key"]
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _AGE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|h|d|w|)", re.IGNORECASE)
@@ -229,14 +230,33 @@ class RequestDefaults:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """What HTTPS is spoken with, in PEM."""
+
+    key: Path
+    certificate: Path
+
+
+@dataclass(frozen=True, slots=True)
 class ServeConfig:
     """The HTTP server."""
 
     host: str = "127.0.0.1"
     port: int = 8080
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    """Clients must send one of them; none: anybody may ask."""
+    isolation: Isolation = "none"
+    """``--cache-isolation``: whether requests with different keys share state."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names of this server in ``Host``; "*": any."""
+    allowed_origins: tuple[str, ...] = ()
+    """Sites whose pages may use it; "*": any."""
+    tls: TlsFiles | None = None
     alias: str | None = None
     queue_limit: int = 256
+    """Requests that may wait for a slot."""
+    timeout_s: float = 600.0
+    """How long a client may take to send a request's body, and to read on."""
     body_limit_bytes: int = 16 * MIB
     drain_s: float = 5.0
     """How long running answers may go on after SIGTERM before they are cut."""

@@ -22,7 +22,10 @@
         ├── Unsupported        understood, but not offered                  REQUEST_UNSUPPORTED
         │   └── NotOffered     llama-server has it, this server has not     REQUEST_NOT_OFFERED
         ├── BodyTooLarge       more bytes than the server reads             REQUEST_TOO_LARGE
+        ├── HeadersTooLarge    a larger head than the server reads          REQUEST_HEAD_TOO_LARGE
+        ├── BodyTooLate        the body took too long to come               REQUEST_TIMEOUT
         ├── Unauthorized       no key, or a wrong one                       REQUEST_UNAUTHORIZED
+        ├── Forbidden          a foreign Host, or a foreign page            REQUEST_FORBIDDEN
         ├── Overloaded         the queue is full                            SERVER_OVERLOADED
         └── NotReady           the model loads, or the server stops         SERVER_NOT_READY
 
@@ -179,11 +182,32 @@ class BodyTooLarge(RequestError):
     status = 413
 
 
+class HeadersTooLarge(RequestError):
+    """The request's head is larger than the server reads, or has too many fields."""
+
+    code = "REQUEST_HEAD_TOO_LARGE"
+    status = 431
+
+
+class BodyTooLate(RequestError):
+    """The request's body did not come within ``--timeout``."""
+
+    code = "REQUEST_TIMEOUT"
+    status = 408
+
+
 class Unauthorized(RequestError):
     """The API key is missing or wrong."""
 
     code = "REQUEST_UNAUTHORIZED"
     status = 401
+
+
+class Forbidden(RequestError):
+    """The request names another server, or another site's page sent it."""
+
+    code = "REQUEST_FORBIDDEN"
+    status = 403
 
 
 class Overloaded(RequestError):

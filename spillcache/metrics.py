@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 5)
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
@@ -25,7 +26,27 @@ class Metrics:
         )
         self.ttft_seconds = Histogram(
             "spillcache_ttft_seconds",
-            "From submission to the first token",
+            "From submission to the first token, by where the prompt's state came from",
+            ["tier"],
+            buckets=_SECONDS,
+            registry=r,
+        )
+        self.inter_token_seconds = Histogram(
+            "spillcache_inter_token_seconds",
+            "From one token of an answer to the next",
+            buckets=_TOKEN_SECONDS,
+            registry=r,
+        )
+        self.restore_seconds = Histogram(
+            "spillcache_restore_seconds",
+            "From the begin of a restore to its end, by the slowest tier that it read",
+            ["tier"],
+            buckets=_SECONDS,
+            registry=r,
+        )
+        self.spill_seconds = Histogram(
+            "spillcache_spill_seconds",
+            "Writing one group of blocks to disk, until it is durable or has failed",
             buckets=_SECONDS,
             registry=r,
         )

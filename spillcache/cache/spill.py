@@ -474,7 +474,8 @@ class Spiller:
         if not self.limit.allows(size):
             return None
         try:
-            result = self._store.put(namespace, objects)
+            with self._metrics.spill_seconds.time():
+                result = self._store.put(namespace, objects)
             written = result.written_bytes
         finally:
             self.limit.wrote(size, written)

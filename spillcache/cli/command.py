@@ -11,11 +11,9 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from spillcache.cli.config_file import IGNORED
 from spillcache.cli.llama_flags import ALIASES, IGNORED_SWITCHES, IGNORED_VALUES, REFUSED
 from spillcache.errors import ConfigError
-
-IGNORED = "spillcache.ignored"
-"""Where a context's ``meta`` has the flags that were left out, as they were typed."""
 
 _NUMBER = re.compile(r"-\d[\d.]*")
 

@@ -27,6 +27,8 @@ def look_at_library() -> Iterator[Finding]:
         yield Finding("engine", "bad", str(error), "pip install 'spillcache[llama]'")
         return
     yield Finding("engine", "ok", f"llama-cpp-python {found.version}: {found.devices}")
+    listed = "; ".join(map(str, found.backends)) or "this library does not list them"
+    yield Finding("backends", "ok", listed)
     if found.api.llama_supports_gpu_offload():
         yield Finding("GPU", "ok", "the library can use one; offload layers with -ngl")
     else:

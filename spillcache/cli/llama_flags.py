@@ -29,8 +29,8 @@ IGNORED_VALUES = frozenset(
     --cpu-range-batch -Crb --cpu-strict --cpu-strict-batch --ctx-checkpoints -ctxcp
     --swa-checkpoints --checkpoint-min-step -cms --defrag-thold -dt --keep --log-colors --log-file
     --numa --poll --poll-batch --prio --prio-batch --slot-prompt-similarity -sps
-    --sleep-idle-seconds --sse-ping-interval --tags --threads-batch -tb --threads-http --timeout
-    -to --embd-normalize --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens --video-fps
+    --sleep-idle-seconds --sse-ping-interval --tags --threads-batch -tb --threads-http
+    --embd-normalize --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens --video-fps
     --video-timestamp-interval --video-ffmpeg-dir --lazy-mode -lzm
     """.split()  # noqa: SIM905
 )
@@ -85,12 +85,11 @@ _REFUSED_BY_REASON: Mapping[str, str] = {
         --tools --tools-runtime --mcp-servers-config --mcp-servers-json --agent -ag --ui-mcp-proxy
         --webui-mcp-proxy""",
     "put a proxy before the server for that": """
-        --ssl-key-file --ssl-cert-file --path --api-prefix --webui-config --webui-config-file
+        --path --api-prefix --webui-config --webui-config-file
         --ui-config --ui-config-file --cors-origins --cors-methods --cors-headers
         --cors-credentials --no-cors-credentials --reuse-port""",
-    "give the key to --api-key, or in LLAMA_API_KEY": "--api-key-file",
     "prompts are never written to logs": "--log-prompts-dir",
-    "the log is text": "--log-jsonl",
+    "give --log-format json": "--log-jsonl",
     "there is none": "--completion-bash",
     "prompts are kept without it: --cache-disk DIR": "--slot-save-path",
     'requests say that themselves: "cache_prompt": false': "--no-cache-prompt",

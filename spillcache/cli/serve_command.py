@@ -1,16 +1,18 @@
 """``spillcache serve``: from flags to ``Settings``, and into the server."""
 
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from spillcache.cli import guard_flags as guards
 from spillcache.cli import serve_flags as flags
 from spillcache.cli.adapter_flags import adapter_files
-from spillcache.cli.command import IGNORED
+from spillcache.cli.config_file import IGNORED
 from spillcache.cli.hub_model import hub_model
 from spillcache.cli.model_path import find_model
 from spillcache.cli.more_flags import with_more_flags
@@ -23,6 +25,7 @@ from spillcache.cli.more_settings import (
     template_text,
 )
 from spillcache.cli.more_settings import log_level as level_of
+from spillcache.cli.secret_files import api_keys, tls_files, warn_if_exposed
 from spillcache.config import (
     MIB,
     NO_LIMIT_BYTES,
@@ -31,6 +34,7 @@ from spillcache.config import (
     Codec,
     EngineConfig,
     FlashAttention,
+    Isolation,
     KVType,
     ServeConfig,
     Settings,
@@ -73,9 +77,18 @@ def serve(
     lora_init_without_apply: flags.LoraInit = False,
     host: flags.Host = _SERVE.host,
     port: flags.Port = _SERVE.port,
-    api_key: flags.ApiKey = None,
+    api_key: guards.ApiKey = None,
+    api_key_file: guards.ApiKeyFile = None,
+    allowed_hosts: guards.AllowedHosts = None,
+    allowed_origins: guards.AllowedOrigins = None,
+    ssl_key_file: guards.SslKeyFile = None,
+    ssl_cert_file: guards.SslCertFile = None,
+    timeout: guards.Timeout = _SERVE.timeout_s,
+    queue_limit: guards.QueueLimit = _SERVE.queue_limit,
     alias: flags.Alias = None,
     log_level: flags.Level = "info",
+    log_format: guards.Format = "text",
+    config: guards.Config = None,
     temp: flags.Temperature = None,
     top_k: flags.TopK = None,
     top_p: flags.TopP = None,
@@ -95,12 +108,14 @@ def serve(
     cache_restore: flags.CacheRestore = _CACHE.restore,
     cache_disk_throttle: flags.CacheDiskThrottle = None,
     cache_namespace: flags.CacheNamespace = "",
+    cache_isolation: guards.CacheIsolation = _SERVE.isolation,
     **more: Any,
 ) -> None:
     """Serve a model over OpenAI's HTTP API; with --cache-disk, prompts survive a restart.
 
     Flags and variables (LLAMA_ARG_…) are llama-server's; docs/flags.md has all of them.
     """
+    keys = api_keys(_key_words(context, api_key), api_key_file)
     settings = Settings(
         engine=EngineConfig(
             model=_model(model, more),
@@ -126,7 +141,13 @@ def serve(
         serve=ServeConfig(
             host=host,
             port=port,
-            api_key=api_key or None,
+            api_keys=keys,
+            isolation=_isolation(cache_isolation, keys),
+            allowed_hosts=guards.hosts(allowed_hosts),
+            allowed_origins=guards.origins(allowed_origins),
+            tls=tls_files(ssl_key_file, ssl_cert_file),
+            timeout_s=timeout,
+            queue_limit=queue_limit,
             alias=alias,
             defaults=request_defaults(
                 more,
@@ -159,9 +180,12 @@ def serve(
     )
     from spillcache.serve.server_log import log_to_stderr  # noqa: PLC0415 — not for --help
 
-    with log_to_stderr(level_of(log_level, more)):
+    with log_to_stderr(level_of(log_level, more), log_format):
         if ignored := context.meta.get(IGNORED):
             log.warning("ignored, for they mean nothing here: %s", ", ".join(ignored))
+        warn_if_exposed(
+            [api_key_file, ssl_key_file, config if "api_key" in _configured(context) else None]
+        )
         _warn_if_open(settings.serve)
         raise typer.Exit(_run_server(settings))
 
@@ -179,6 +203,28 @@ def _model(path: str, more: Mapping[str, Any]) -> Path:
     return hub_model(
         more["hf_repo"], more["hf_file"], more["hf_token"], offline=bool(more["offline"])
     )
+
+
+def _key_words(context: typer.Context, words: list[str] | None) -> list[str]:
+    """What was given to ``--api-key``. A variable would have been cut at its spaces."""
+    source = context.get_parameter_source("api_key")
+    if source is not None and source.name == "ENVIRONMENT":
+        return list(filter(None, [os.environ["LLAMA_API_KEY"]]))
+    return words or []
+
+
+def _configured(context: typer.Context) -> Mapping[str, object]:
+    """What ``--config`` sets."""
+    return context.default_map or {}
+
+
+def _isolation(isolation: Isolation, keys: Sequence[str]) -> Isolation:
+    if isolation == "api-key" and not keys:
+        raise ConfigError(
+            "--cache-isolation api-key needs API keys: without them all clients are one; give "
+            "--api-key or --api-key-file"
+        )
+    return isolation
 
 
 def _ubatch(tokens: int) -> int:
@@ -301,7 +347,7 @@ def _write_limit(text: str | None, disk: Path | None) -> int | None:
 
 
 def _warn_if_open(config: ServeConfig) -> None:
-    if config.api_key is None and config.host not in ("127.0.0.1", "::1", "localhost"):
+    if not config.api_keys and config.host not in ("127.0.0.1", "::1", "localhost"):
         log.warning(
             "%s may be reachable from other machines, and there is no --api-key", config.host
         )

@@ -194,16 +194,6 @@ Port = Annotated[
         rich_help_panel=_SERVER,
     ),
 ]
-ApiKey = Annotated[
-    str | None,
-    typer.Option(
-        "--api-key",
-        envvar="LLAMA_API_KEY",
-        metavar="KEY",
-        help="Clients must send it as a bearer token.",
-        rich_help_panel=_SERVER,
-    ),
-]
 Alias = Annotated[
     str | None,
     typer.Option(

@@ -187,7 +187,7 @@ def _plain_content(content: Any, param: str) -> str:
 
 def _part_text(part: Any, param: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind in {"text", "input_text", "output_text", "refusal"}:
+    if kind in ("text", "input_text", "output_text", "refusal"):
         text = part.get("refusal" if kind == "refusal" else "text")
         if isinstance(text, str):
             return text

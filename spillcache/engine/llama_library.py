@@ -20,6 +20,7 @@ from typing import Any
 from blake3 import blake3
 
 from spillcache.config import EngineConfig
+from spillcache.engine.llama_backends import Device, devices
 from spillcache.engine.llama_placement import place, set_rope
 from spillcache.errors import EngineLibraryError, ModelLoadError
 from spillcache.namespace import file_digest
@@ -99,6 +100,11 @@ class Library:
         folder = Path(base) if base else Path(self.api.__file__).parent / "lib"
         files = {p.resolve() for p in folder.iterdir() if re.match(r"lib(llama|ggml)", p.name)}
         return sorted(p for p in files if p.is_file())
+
+    @property
+    def backends(self) -> list[Device]:
+        """The devices that it can compute on."""
+        return devices(self._loaded_files())
 
     @property
     def devices(self) -> str:

@@ -6,25 +6,33 @@ from typing import cast
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
+from spillcache.config import ServeConfig
 from spillcache.errors import RequestError, SpillcacheError
 from spillcache.serve.answer_events import ClientGone
+from spillcache.serve.api_keys import ApiKeys
 from spillcache.serve.cache_routes import cache_router
 from spillcache.serve.door import Door
+from spillcache.serve.guards import HeaderLimit, HostGate, OriginGate, RequestLimit
 from spillcache.serve.http_errors import error_object, error_response
 from spillcache.serve.lacking_routes import lacking_router
 from spillcache.serve.meta_routes import meta_router
 from spillcache.serve.middleware import BodyLimit, ErrorGuard, KeyGate
 from spillcache.serve.native_routes import native_router
 from spillcache.serve.openai_routes import openai_router
-from spillcache.serve.root_route import root_router, route_names
+from spillcache.serve.openapi import describe
+from spillcache.serve.origin import Hosts
+from spillcache.serve.root_route import openapi_router, root_router, route_names
 
 _ROUTER_ERRORS = {
     404: ("not_found_error", "not_found"),
     405: ("invalid_request_error", "method_not_allowed"),
 }
 """Type and code of what the router says by itself, by status."""
+_MORE_REQUESTS = 64
+"""Besides those that run or wait: whose bodies come, whose prompts are tokenised, and the like."""
 
 
 def create_app(service: Door) -> FastAPI:
@@ -39,6 +47,7 @@ def create_app(service: Door) -> FastAPI:
         meta_router(service),
         cache_router(service),
     ]
+    routers.append(openapi_router(describe([r for router in routers for r in router.routes])))
     app.state.routes = route_names(routers)
     for router in [*routers, root_router(app.state.routes), lacking_router()]:
         app.include_router(router)
@@ -46,13 +55,28 @@ def create_app(service: Door) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientGone, _nobody_there)
     app.add_exception_handler(ClientDisconnect, _nobody_there)
-    # The last one added is the outermost.
-    serve = service.settings.serve
-    app.add_middleware(BodyLimit, limit_bytes=serve.body_limit_bytes)
-    if serve.api_key is not None:
-        app.add_middleware(KeyGate, key=serve.api_key)
-    app.add_middleware(ErrorGuard)
+    _guard(app, service.settings.serve, service.slots_total())
     return app
+
+
+def _guard(app: FastAPI, serve: ServeConfig, slots: int) -> None:
+    """What stands before the routes; the last one added is the outermost."""
+    app.add_middleware(BodyLimit, limit_bytes=serve.body_limit_bytes, timeout_s=serve.timeout_s)
+    app.add_middleware(RequestLimit, limit=serve.queue_limit + slots + _MORE_REQUESTS)
+    if serve.api_keys:
+        isolate = serve.isolation == "api-key"
+        app.add_middleware(KeyGate, keys=ApiKeys(serve.api_keys), isolate=isolate)
+    app.add_middleware(OriginGate, allowed=serve.allowed_origins)
+    if serve.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=serve.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+    app.add_middleware(HostGate, hosts=Hosts(serve.host, serve.allowed_hosts))
+    app.add_middleware(HeaderLimit)
+    app.add_middleware(ErrorGuard)
 
 
 async def _our_error(request: Request, error: Exception) -> Response:  # noqa: ARG001

@@ -1,10 +1,13 @@
 """Errors as OpenAI's clients read them: ``{"error": {"message", "type", "param", "code"}}``."""
 
+import re
 from typing import Any
 
 from fastapi.responses import JSONResponse
 
 from spillcache.errors import (
+    BodyTooLate,
+    Forbidden,
     NotOffered,
     NotReady,
     Overloaded,
@@ -16,9 +19,13 @@ from spillcache.errors import (
 
 RETRY_AFTER_S = 1
 
+_PATH = re.compile(r"(?<![\w.:/])(?:/[^\s/:;,'\"()]+){2,}")
+
 _TYPES: dict[type[RequestError], str] = {
     NotOffered: "not_supported_error",
     Unauthorized: "authentication_error",
+    Forbidden: "permission_error",
+    BodyTooLate: "timeout_error",
     Overloaded: "rate_limit_error",
     NotReady: "unavailable_error",
 }
@@ -31,10 +38,17 @@ def error_object(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def without_paths(text: str) -> str:
+    """``text`` with no more of paths than their last names: where a server keeps its files is
+    nothing to its clients. Its log has all of it.
+    """
+    return _PATH.sub(lambda match: "…/" + match[0].rsplit("/", 1)[1], text)
+
+
 def describe_error(error: SpillcacheError) -> tuple[int, dict[str, Any]]:
     """The HTTP status and the JSON object of one of our errors."""
     if not isinstance(error, RequestError):
-        return 500, error_object(str(error), "server_error", error.code)
+        return 500, error_object(without_paths(str(error)), "server_error", error.code)
     kind = _TYPES.get(type(error), "invalid_request_error")
     # OpenAI's clients look for this code of theirs to know that they should shorten the prompt.
     code = "context_length_exceeded" if isinstance(error, PromptTooLong) else error.code

@@ -46,7 +46,8 @@ def _why_not_bound(error: OSError, host: str, port: int) -> str:
     return f"can't listen on {host}, port {port}: {error.strerror}; choose another --host"
 
 
-def socket_url(sock: socket.socket) -> str:
+def socket_url(sock: socket.socket, *, tls: bool = False) -> str:
     """The URL under which a bound socket is reached."""
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -10,7 +10,7 @@ from spillcache import __version__
 from spillcache.engine.base import Engine
 from spillcache.errors import NotReady
 from spillcache.serve.door import Door
-from spillcache.serve.http_errors import RETRY_AFTER_S, error_object
+from spillcache.serve.http_errors import RETRY_AFTER_S, error_object, without_paths
 from spillcache.serve.native_format import sampling_settings
 from spillcache.serve.openai_routes import check_token_ids, model_name
 from spillcache.serve.request_body import read_body
@@ -86,7 +86,7 @@ def _why_not_ready(service: Door) -> str:
     if service.state == "loading":
         return "Loading model"  # llama-server's words: scripts wait for them to go
     if service.failure is not None:
-        return str(service.failure)
+        return without_paths(str(service.failure))
     return "the server is stopping"
 
 

@@ -1,14 +1,15 @@
 """What every request passes through. Plain ASGI: streams flow, and disconnects are seen."""
 
 import asyncio
-import hmac
 import logging
 
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spillcache.errors import BodyTooLarge, SpillcacheError, Unauthorized
+from spillcache.errors import BodyTooLarge, BodyTooLate, SpillcacheError, Unauthorized
+from spillcache.serve.api_keys import ApiKeys
 from spillcache.serve.http_errors import error_object, error_response
+from spillcache.serve.tenant import set_tenant
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health", "/models", "/v1/models"})
 """As llama-server: these answer without a key."""
@@ -45,47 +46,65 @@ class ErrorGuard:
 
 
 class KeyGate:
-    """Lets in who has the API key: ``Authorization: Bearer KEY``, or ``X-Api-Key: KEY``."""
+    """Lets in who has an API key: ``Authorization: Bearer KEY``, or ``X-Api-Key: KEY``.
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    ``isolate``: each key is a tenant of its own.
+    """
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, *, isolate: bool) -> None:
         self._app = app
-        self._key = key.encode()
+        self._keys = keys
+        self._isolate = isolate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on with the key, or to a public path; answer 401 otherwise."""
         if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS:
             given = _given_key(scope)
-            if not hmac.compare_digest(given, self._key):
+            key = self._keys.find(given)
+            if key is None:
                 problem = "the API key is wrong" if given else "an API key is needed"
                 error = Unauthorized(f"{problem}; send it as Authorization: Bearer KEY")
                 await error_response(error)(scope, receive, send)
                 return
+            if self._isolate:
+                set_tenant(scope, key)
         await self._app(scope, receive, send)
 
 
 class BodyLimit:
-    """Refuses bodies past a limit, by their declared length or while they are read."""
+    """Refuses bodies past a limit, by their declared length or while they are read, and those that
+    take longer to come than ``timeout_s``.
+    """
 
-    def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, limit_bytes: int, timeout_s: float) -> None:
         self._app = app
         self._limit_bytes = limit_bytes
+        self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, counting what is read; answer 413 past the limit."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = _header(scope, b"content-length")
+        declared = header(scope, b"content-length")
         # The HTTP parser has seen to it that this is a number.
         if declared and int(declared) > self._limit_bytes:
             await _drain(receive, self._limit_bytes)
             await error_response(self._error())(scope, receive, send)
             return
         read_bytes = 0
+        deadline: float | None = asyncio.get_running_loop().time() + self._timeout_s
 
         async def receiver() -> Message:
-            nonlocal read_bytes
-            message = await receive()
+            nonlocal read_bytes, deadline
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                late = f"the request's body did not come within {self._timeout_s:g} s"
+                raise BodyTooLate(late) from None
+            if not message.get("more_body"):
+                deadline = None  # what may come yet is only that the client leaves
             read_bytes += len(message.get("body", b""))
             if read_bytes > self._limit_bytes:
                 if message["more_body"]:
@@ -113,15 +132,16 @@ async def _drain(receive: Receive, limit_bytes: int) -> None:
 
 
 def _given_key(scope: Scope) -> bytes:
-    scheme, _, key = _header(scope, b"authorization").partition(b" ")
+    scheme, _, key = header(scope, b"authorization").partition(b" ")
     if scheme.lower() == b"bearer":
         return key.strip()
-    return _header(scope, b"x-api-key").strip()
+    return header(scope, b"x-api-key").strip()
 
 
-def _header(scope: Scope, name: bytes) -> bytes:
+def header(scope: Scope, name: bytes) -> bytes:
+    """The first field of that name (in lower case); b"" if there is none, or no request."""
     value: bytes
-    for key, value in scope["headers"]:
+    for key, value in scope.get("headers", ()):
         if key == name:
             return value
     return b""

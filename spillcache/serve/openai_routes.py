@@ -1,6 +1,7 @@
 """POST /v1/chat/completions, POST /v1/completions, GET /v1/models, with and without ``/v1``."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,6 +19,7 @@ from spillcache.serve.job import DoneEvent, ErrorEvent, Event, GenerationRequest
 from spillcache.serve.request_body import read_body
 from spillcache.serve.sampling import sampling_for
 from spillcache.serve.schema import ChatBody, CompletionBody, GenerationBody
+from spillcache.serve.tenant import tenant_salt
 from spillcache.serve.text_thread import in_text_thread
 
 _TOKEN_BYTES_MAX = 256
@@ -157,6 +159,7 @@ async def answer(
     try:
         wanted = await in_text_thread(prepare)
         try:
+            wanted = replace(wanted, salt=tenant_salt(request.scope, wanted.salt))
             events.submit(service, wanted)
         except RequestError as error:
             # The scheduler knows of prompts only; the client may have sent messages.

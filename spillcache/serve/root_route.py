@@ -1,6 +1,7 @@
-"""``GET /``: what this is, for whoever opens the address in a browser."""
+"""What this is: ``GET /`` for whoever opens the address, ``GET /openapi.json`` for tools."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
@@ -17,6 +18,17 @@ def root_router(routes: Sequence[str]) -> APIRouter:
     @router.get("/")
     async def root() -> Response:
         return JSONResponse(about)
+
+    return router
+
+
+def openapi_router(document: Mapping[str, Any]) -> APIRouter:
+    """The route ``/openapi.json``, which answers with ``document``."""
+    router = APIRouter()
+
+    @router.get("/openapi.json")
+    async def openapi() -> Response:
+        return JSONResponse(document)
 
     return router
 

@@ -315,7 +315,9 @@ class Scheduler:
         if job.answer:  # taken up again after it gave way: what is reused is not the prompt's
             return
         job.restore_s = time.monotonic() - restore.started
-        job.count_cached(self._restorer.tokens_by_tier(restore))
+        by_tier = self._restorer.tokens_by_tier(restore)
+        self._tally.restored(by_tier, job.restore_s)
+        job.count_cached(by_tier)
         job.restored_bytes = restore.size
         job.decision = restore.decision
 
@@ -421,8 +423,7 @@ class Scheduler:
         except RequestError as error:  # its grammar can't be followed any further
             self._fail(slot, error)
             return
-        if not job.answer:
-            self._metrics.ttft_seconds.observe(time.monotonic() - job.submitted)
+        self._tally.token(job)
         if self._engine.is_end(token):
             self._finish(slot, job, "stop")
             return

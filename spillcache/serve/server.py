@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,10 +18,12 @@ from types import FrameType
 
 import uvicorn
 
-from spillcache.config import Settings
-from spillcache.errors import NotReady
+from spillcache.config import Settings, TlsFiles
+from spillcache.errors import ConfigError, NotReady
 from spillcache.serve.app import create_app
 from spillcache.serve.door import Door
+from spillcache.serve.guards import HEADER_BYTES_MAX
+from spillcache.serve.http_protocol import timed_protocol
 from spillcache.serve.listen_socket import BACKLOG, bind_socket, socket_url
 from spillcache.serve.service import Service
 from spillcache.serve.start_report import log_start
@@ -45,6 +48,8 @@ def run_server(
     ``on_ready`` is called with the server's URL once it answers. Raises ConfigError when the
     address can't be used. Call it on the main thread: signals arrive nowhere else.
     """
+    if settings.serve.tls is not None:
+        _check_tls(settings.serve.tls)
     sock = bind_socket(settings.serve)
     with contextlib.closing(sock):
         run = _Run(make_service(settings), sock, on_ready)
@@ -69,7 +74,7 @@ class _Run:
         self._service = service
         self._socket = sock
         self._on_ready = on_ready
-        self._url = socket_url(sock)
+        self._url = socket_url(sock, tls=service.settings.serve.tls is not None)
         self._signalled = False
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -139,11 +144,34 @@ class _Run:
             self._on_ready(self._url)
 
 
+def _check_tls(files: TlsFiles) -> None:
+    """Raise ConfigError for files that HTTPS can't be spoken with, rather than fail later."""
+
+    def no_password() -> str:
+        raise ConfigError(
+            f"--ssl-key-file: {files.key} is encrypted; decrypt it with: openssl pkey -in FILE"
+        )
+
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(files.certificate, files.key, no_password)
+    except (ssl.SSLError, OSError) as error:
+        why = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigError(
+            f"--ssl-key-file, --ssl-cert-file: {files.key} and {files.certificate} are no key and "
+            f"its certificate in PEM ({why})"
+        ) from error
+
+
 def _uvicorn_config(service: Door) -> uvicorn.Config:
+    serve = service.settings.serve
     return uvicorn.Config(
         create_app(service),
         loop="asyncio",
-        http="h11",
+        http=timed_protocol(serve.timeout_s),
+        h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+        ssl_keyfile=None if serve.tls is None else serve.tls.key,
+        ssl_certfile=None if serve.tls is None else serve.tls.certificate,
         ws="none",
         lifespan="off",
         log_config=None,

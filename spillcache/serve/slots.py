@@ -39,6 +39,7 @@ class Job:
     submitted: float = field(default_factory=time.monotonic)
     started: float = 0.0
     prompt_done: float = 0.0
+    last_token: float = 0.0
     answer: list[int] = field(default_factory=list)
     sampler: Sampler | None = None
     cached: dict[Tier, int] = field(default_factory=dict)

@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from spillcache.metrics import Metrics
+from spillcache.serve.job import Tier
 from spillcache.serve.slots import Job
 
 log = logging.getLogger("spillcache.serve")
@@ -13,6 +14,14 @@ LOOK_TOKENS = 16_384
 """Every so many restored tokens it is asked how many of them were of use."""
 USEFUL_SHARE = 0.5
 WARN_EVERY_S = 600.0
+
+
+_SLOWEST_FIRST: tuple[Tier, ...] = ("disk", "ram", "live")
+
+
+def slowest(tokens: Mapping[Tier, int]) -> Tier | None:
+    """The slowest tier that gave any of them; None if none did."""
+    return next((tier for tier in _SLOWEST_FIRST if tokens.get(tier)), None)
 
 
 class Tally:
@@ -31,6 +40,21 @@ class Tally:
             self._metrics.prompt_tokens.labels(tier).inc(count)
         computed = len(job.request.tokens) - sum(job.cached.values())
         self._metrics.prompt_tokens.labels("computed").inc(computed)
+
+    def token(self, job: Job) -> None:
+        """Another token of an answer is chosen: note when."""
+        now = self._clock()
+        if job.last_token:
+            self._metrics.inter_token_seconds.observe(now - job.last_token)
+        else:
+            tier = slowest(job.cached) or "computed"
+            self._metrics.ttft_seconds.labels(tier).observe(now - job.submitted)
+        job.last_token = now
+
+    def restored(self, tokens: Mapping[Tier, int], seconds: float) -> None:
+        """A restore is over that a prompt goes on from; nothing if it came to nothing."""
+        if tier := slowest(tokens):
+            self._metrics.restore_seconds.labels(tier).observe(seconds)
 
     def end(self, job: Job) -> None:
         """A request is over, one way or another: see what became of what was restored for it."""

@@ -44,10 +44,10 @@ def test_negative_numbers_and_a_lone_dash_are_values() -> None:
 
 
 def test_values_go_with_their_flags() -> None:
-    line = "-b 512 --jinja -c 5 --gpu-layers 3 --poll --warmup -to=9 -- x"
+    line = "-b 512 --jinja -c 5 --gpu-layers 3 --poll --warmup -tb=9 -- x"
     assert ours_of(line.split()) == (
         ["-c", "5", "--n-gpu-layers", "3", "--", "x"],
-        ["-b 512", "--jinja", "--poll", "--warmup", "-to=9"],
+        ["-b 512", "--jinja", "--poll", "--warmup", "-tb=9"],
     )
     assert ours_of(["--batch-size"]) == ([], ["--batch-size"])
     with pytest.raises(ConfigError, match="-dev is not supported"):

@@ -36,7 +36,7 @@ def test_defaults(cli: Any, model: str, served: list[Settings]) -> None:
     assert settings.engine.ubatch_tokens == 512
     assert settings.engine.mmap
     assert (settings.serve.host, settings.serve.port) == ("127.0.0.1", 8080)
-    assert settings.serve.api_key is None
+    assert settings.serve.api_keys == ()
     assert settings.cache.ram_bytes == 8192 * MIB
     assert settings.cache.spill_on == {"evict", "idle", "shutdown", "flush"}
     assert settings.store is None
@@ -71,7 +71,7 @@ def test_long_flags(cli: Any, model: str, served: list[Settings], tmp_path: Path
     assert not settings.engine.mmap
     assert settings.engine.chat_template == "chatml"
     assert settings.engine.namespace_tag == "blue"
-    assert settings.serve.api_key == "secret"
+    assert settings.serve.api_keys == ("secret",)
     assert (settings.serve.host, settings.serve.port) == ("::1", 0)
     assert (settings.cache.ram_bytes, settings.cache.min_tokens) == (0, 64)
     assert settings.cache.spill_on == {"shutdown", "flush"}
@@ -113,7 +113,7 @@ def test_variables_are_llama_servers_and_flags_win(
     assert served[0].engine.slots == 2
     assert served[0].store is not None
     assert served[0].store.path == Path("/disk")
-    assert served[0].serve.api_key == "from the environment"
+    assert served[0].serve.api_keys == ("from the environment",)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,9 @@ def test_media_are_unsupported(kind):
     assert caught.value.param == "messages[0].content[0]"
 
 
-@pytest.mark.parametrize("content", [5, {}, [5], [{}], [{"type": "text"}], [{"type": 1}]])
+@pytest.mark.parametrize(
+    "content", [5, {}, [5], [{}], [{"type": "text"}], [{"type": 1}], [{"type": []}]]
+)
 def test_content_that_is_none(content):
     with pytest.raises(RequestError, match=r"messages\[0\]\.content"):
         render("gemma", [{"role": "user", "content": content}])

@@ -17,14 +17,14 @@ def test_counts_come_out_as_prometheus_reads_them() -> None:
     metrics = Metrics()
     metrics.prompt_tokens.labels("disk").inc(8128)
     metrics.prompt_tokens.labels("computed").inc(64)
-    metrics.ttft_seconds.observe(0.2)
+    metrics.ttft_seconds.labels("disk").observe(0.2)
     metrics.active.set(2)
     found = samples(metrics)
     assert found["spillcache_prompt_tokens_total", (("source", "disk"),)] == 8128
     assert found["spillcache_prompt_tokens_total", (("source", "computed"),)] == 64
-    assert found["spillcache_ttft_seconds_count", ()] == 1
-    assert found["spillcache_ttft_seconds_bucket", (("le", "0.25"),)] == 1
-    assert found["spillcache_ttft_seconds_bucket", (("le", "0.1"),)] == 0
+    assert found["spillcache_ttft_seconds_count", (("tier", "disk"),)] == 1
+    assert found["spillcache_ttft_seconds_bucket", (("le", "0.25"), ("tier", "disk"))] == 1
+    assert found["spillcache_ttft_seconds_bucket", (("le", "0.1"), ("tier", "disk"))] == 0
     assert found["spillcache_requests_active", ()] == 2
 
 

@@ -59,3 +59,17 @@ def test_nothing_of_a_prompt_is_logged(http, service, said):
     http.post("/v1/completions", json=ASK)
     http.post("/v1/completions", json={**ASK, "temperature": -1})
     assert "secret" not in str(said())
+
+
+def test_answers_and_failures_have_fields_for_machines(http, service, caplog):
+    caplog.set_level(logging.INFO, "spillcache.serve")
+    http.post("/v1/completions", json=ASK)
+    service.script.fail_after, service.script.failure = 0, DecodeError("it broke")
+    http.post("/v1/completions", json=ASK)
+    answered, failed = caplog.records
+    assert answered.event == "answered"
+    assert answered.fields["prompt_tokens"] == 16
+    assert answered.fields["cached_tokens"] == {"disk": 4}
+    assert answered.fields["finish_reason"] == "stop"
+    assert answered.fields["prompt_ms"] == 50.0
+    assert (failed.event, failed.fields) == ("not_answered", {"code": "ENGINE_DECODE"})

@@ -43,7 +43,7 @@ def test_a_time_that_can_not_be_meant(http, service, seconds):
     assert not service.flushes
 
 
-@pytest.mark.parametrize("service_options", [{"api_key": "k"}])
+@pytest.mark.parametrize("service_options", [{"api_keys": ("k",)}])
 def test_a_flush_needs_the_key(http, service):
     assert http.post("/cache/flush").status_code == 401
     assert http.post("/cache/flush", headers={"X-Api-Key": "k"}).status_code == 200

@@ -115,7 +115,7 @@ def test_the_root_says_what_this_is_and_lists_the_routes(http):
         assert asked.status_code == (200 if lacks_nothing else 400)
 
 
-@pytest.mark.parametrize("service_options", [{"api_key": "k"}])
+@pytest.mark.parametrize("service_options", [{"api_keys": ("k",)}])
 def test_the_root_needs_no_key(http):
     assert http.get("/").status_code == 200
     assert http.get("/props").status_code == 401

@@ -113,8 +113,8 @@ def test_a_client_that_does_not_read_is_cut(monkeypatch, capfd):
         host, port = url.removeprefix("http://").split(":")
         client.connect((host, int(port)))
         body = b'{"prompt": "x", "stream": true}'
-        head = b"POST /completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
-        client.sendall(head + body)
+        head = b"POST /completions HTTP/1.1\r\nHost: localhost\r\n"
+        client.sendall(head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
         assert wait_until(lambda: service.requests)
 
     start = time.monotonic()

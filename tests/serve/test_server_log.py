@@ -1,6 +1,9 @@
 """The server's lines on stderr: one form, and none breaks out of it."""
 
+import json
 import logging
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -67,3 +70,28 @@ def test_a_line_that_can_not_be_written_breaks_nothing(monkeypatch):
     monkeypatch.setattr(logging, "raiseExceptions", False)
     with log_to_stderr("info"):
         ours.warning("nobody reads this")
+
+
+def objects(capsys):
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_an_object_a_line(capsys):
+    with log_to_stderr("info", "json"):
+        ours.info("listening on %s", "x\ny")
+        ours.debug("not shown")
+        fields = {"code": "ENGINE", "where": Path("/x")}
+        ours.warning("slow", extra={"event": "waiting", "fields": fields})
+        try:
+            raise ValueError("boom")
+        except ValueError:
+            theirs.exception("broken")
+    first, second, third = objects(capsys)
+    when = datetime.fromisoformat(first.pop("time"))
+    assert when.tzinfo is not None
+    assert abs((datetime.now(UTC) - when).total_seconds()) < 60
+    assert first == {"level": "info", "logger": "spillcache.serve", "message": "listening on x\ny"}
+    assert (second["event"], second["code"], second["where"]) == ("waiting", "ENGINE", "/x")
+    assert (second["level"], second["message"]) == ("warning", "slow")
+    assert third["logger"] == "uvicorn.error"
+    assert third["traceback"].endswith("ValueError: boom")

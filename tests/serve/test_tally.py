@@ -72,3 +72,44 @@ def test_the_warning_is_not_repeated_at_every_look(caplog: pytest.LogCaptureFixt
     assert looks(5) == 0
     now[0] += 1
     assert looks(5) == 1
+
+
+def test_the_first_token_and_the_times_between() -> None:
+    now, metrics = 100.0, Metrics()
+    tally, asked = (
+        Tally(metrics, lambda: now),
+        job({"ram": 64, "disk": 64}, {"ram": 64, "disk": 64}),
+    )
+    asked.submitted = 99.8
+    for now in (100.0, 100.02, 100.05):  # noqa: B007 — the clock reads it
+        tally.token(asked)
+    value = metrics.registry.get_sample_value
+    disk = {"tier": "disk"}
+    assert value("spillcache_ttft_seconds_count", disk) == 1
+    assert value("spillcache_ttft_seconds_sum", disk) == pytest.approx(0.2)
+    assert value("spillcache_inter_token_seconds_count") == 2
+    assert value("spillcache_inter_token_seconds_sum") == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("cached", "tier"),
+    [
+        ({}, "computed"),
+        ({"live": 5}, "live"),
+        ({"live": 5, "ram": 5}, "ram"),
+        ({"ram": 0}, "computed"),
+    ],
+)
+def test_the_tier_is_the_slowest_that_was_used(cached: dict[Any, int], tier: str) -> None:
+    metrics = Metrics()
+    Tally(metrics).token(job({}, cached))
+    assert metrics.registry.get_sample_value("spillcache_ttft_seconds_count", {"tier": tier}) == 1
+
+
+def test_restores_that_were_of_use() -> None:
+    metrics = Metrics()
+    for tokens in ({"ram": 64}, {"ram": 64, "disk": 64}, {}):
+        Tally(metrics).restored(tokens, 0.5)
+    value = metrics.registry.get_sample_value
+    assert value("spillcache_restore_seconds_sum", {"tier": "ram"}) == 0.5
+    assert value("spillcache_restore_seconds_count", {"tier": "disk"}) == 1
