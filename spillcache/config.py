@@ -165,6 +165,15 @@ class RequestDefaults:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotFilesConfig:
+    """``--slot-save-path``."""
+
+    path: Path
+    min_free_bytes: int = 4 * GIB
+    """What stays free on its filesystem; 0: never mind that."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServeConfig:
     """The HTTP server."""
 
@@ -177,6 +186,11 @@ class ServeConfig:
     drain_s: float = 5.0
     """How long running answers may go on after SIGTERM before they are cut."""
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
+    allowed_origins: tuple[str, ...] = ()
+    """Sites whose pages may use it; "*": any."""
+    slot_files: SlotFilesConfig | None = None
+    session_headers: tuple[str, ...] = ()
+    """``--cache-session-headers``: names of headers, in lower case, that name a conversation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spillcache.namespace import FieldValue
-from spillcache.state import BlockState, Geometry
+from spillcache.state import BlockState, Geometry, Part
 
 Tokens = NDArray[np.uint32]
 Logits = NDArray[np.float32]
@@ -140,6 +140,8 @@ class Engine(ABC):
     geometry: Geometry
     limits: Limits
     info: ModelInfo
+    part_bytes: Mapping[Part, int]
+    """The payload of each part of a whole block; a tail's have no more."""
     adapters: Sequence[Adapter] = ()
     """Their ids are their places."""
 

@@ -106,6 +106,7 @@ class LlamaEngine(Engine):
         self._window_cells = window_cells(api, self._context, self._model, config)
         self._state = self._probe()
         self.geometry = self._state.geometry(block, self.limits.call_tokens)
+        self.part_bytes = self._state.part_bytes
         self.identity = self._identity()
         self.info = self._info()
 

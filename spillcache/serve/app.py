@@ -18,6 +18,7 @@ from spillcache.serve.middleware import BodyLimit, ErrorGuard, KeyGate
 from spillcache.serve.native_routes import native_router
 from spillcache.serve.openai_routes import openai_router
 from spillcache.serve.root_route import root_router, route_names
+from spillcache.serve.slot_routes import slot_router
 
 _ROUTER_ERRORS = {
     404: ("not_found_error", "not_found"),
@@ -37,6 +38,7 @@ def create_app(service: Door) -> FastAPI:
         native_router(service),
         meta_router(service),
         cache_router(service),
+        slot_router(service),
     ]
     app.state.routes = route_names(routers)
     for router in [*routers, root_router(app.state.routes)]:

@@ -5,10 +5,15 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from spillcache.errors import (
+    Forbidden,
     NotReady,
     Overloaded,
     PromptTooLong,
     RequestError,
+    SlotFileError,
+    SlotFileMissing,
+    SlotFileNoMemory,
+    SlotFilesOff,
     SpillcacheError,
     Unauthorized,
 )
@@ -19,6 +24,10 @@ _TYPES: dict[type[RequestError], str] = {
     Unauthorized: "authentication_error",
     Overloaded: "rate_limit_error",
     NotReady: "unavailable_error",
+    Forbidden: "permission_error",
+    SlotFilesOff: "not_supported_error",
+    SlotFileMissing: "not_found_error",
+    SlotFileNoMemory: "unavailable_error",
 }
 
 
@@ -33,17 +42,22 @@ def describe_error(error: SpillcacheError) -> tuple[int, dict[str, Any]]:
     """The HTTP status and the JSON object of one of our errors."""
     if not isinstance(error, RequestError):
         return 500, error_object(str(error), "server_error", error.code)
-    kind = _TYPES.get(type(error), "invalid_request_error")
+    other = "server_error" if error.status >= 500 else "invalid_request_error"
+    kind = _TYPES.get(type(error), other)
     # OpenAI's clients look for this code of theirs to know that they should shorten the prompt.
     code = "context_length_exceeded" if isinstance(error, PromptTooLong) else error.code
-    return error.status, error_object(str(error), kind, code, error.param)
+    content = error_object(str(error), kind, code, error.param)
+    if isinstance(error, SlotFileError):
+        content["error"]["kind"] = error.kind
+        content["error"] |= {"published": True} if error.published else {}
+    return error.status, content
 
 
 def error_response(error: SpillcacheError) -> JSONResponse:
     """The answer to a request that met ``error``."""
     status, content = describe_error(error)
     headers = {}
-    if isinstance(error, NotReady | Overloaded):
+    if isinstance(error, NotReady | Overloaded | SlotFileNoMemory):
         headers["Retry-After"] = str(RETRY_AFTER_S)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"

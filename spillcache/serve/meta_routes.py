@@ -40,13 +40,7 @@ def meta_router(service: Door) -> APIRouter:
 
     @router.get("/slots")
     async def slots() -> Response:
-        size = service.engine.limits.context_tokens
-        return JSONResponse(
-            [
-                {"id": index, "n_ctx": size, "speculative": False, "is_processing": busy}
-                for index, busy in enumerate(service.slots())
-            ]
-        )
+        return JSONResponse(_slots(service, service.engine.limits.context_tokens))
 
     @router.get("/lora-adapters")
     async def adapters() -> Response:
@@ -81,6 +75,18 @@ def _why_not_ready(service: Door) -> str:
     if service.failure is not None:
         return str(service.failure)
     return "the server is stopping"
+
+
+def _slots(service: Door, size: int) -> list[dict[str, Any]]:
+    """What is at work; ``action`` is there while a slot is saved, restored or erased."""
+    actions = service.slot_actions()
+    listed: list[dict[str, Any]] = [
+        {"id": index, "n_ctx": size, "speculative": False, "is_processing": busy}
+        for index, busy in enumerate(service.slots())
+    ]
+    return [
+        one | ({"action": actions[one["id"]]} if one["id"] in actions else {}) for one in listed
+    ]
 
 
 def _tokenize(engine: Engine, body: TokenizeBody) -> list[Any]:

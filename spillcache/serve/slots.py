@@ -114,6 +114,8 @@ class Phase(Enum):
     RESTORE = "restore"
     PREFILL = "prefill"
     DECODE = "decode"
+    FILE = "file"
+    """A slot action has it: no request is given it until that is over."""
 
 
 @dataclass(slots=True)
@@ -156,6 +158,10 @@ class Slot:
     restore: Restore | None = None
     boundary: tuple[int, BlockState] | None = None
     """The latest boundary met while decoding: kept when the turn ends."""
+    action: str = ""
+    """What a slot action does with it: save, restore or erase."""
+    session: bytes = b""
+    """The digest of the session that it served last, if clients name one."""
     last_use: float = 0.0
     on_trial: int = 0
     """Restored blocks in the sequence that have not given logits yet: see ``trial``."""
