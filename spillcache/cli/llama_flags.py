@@ -72,7 +72,6 @@ _REFUSED_BY_REASON: Mapping[str, str] = {
     "put a proxy before the server for that": """
         --ssl-key-file --ssl-cert-file --path --api-prefix --webui-config --webui-config-file""",
     "give the key to --api-key, or in LLAMA_API_KEY": "--api-key-file",
-    "prompts are kept without it: --cache-disk DIR": "--slot-save-path",
     'requests say that themselves: "cache_prompt": false': "--no-cache-prompt",
     "an answer ends where the context does": "--context-shift",
     "the cache needs all cells that it was told of": "--grp-attn-n -gan --grp-attn-w -gaw",

@@ -10,6 +10,7 @@ from spillcache.cli import serve_flags as flags
 from spillcache.cli.adapter_flags import adapter_files
 from spillcache.cli.command import IGNORED
 from spillcache.cli.model_path import find_model
+from spillcache.cli.slot_flags import header_names, slot_files
 from spillcache.config import (
     MIB,
     NO_LIMIT_BYTES,
@@ -69,6 +70,8 @@ def serve(
     min_p: flags.MinP = None,
     seed: flags.Seed = None,
     n_predict: flags.Predict = None,
+    slot_save_path: flags.SlotSavePath = None,
+    slot_save_min_free: flags.SlotSaveMinFree = None,
     cache_disk: flags.CacheDisk = None,
     cache_disk_size: flags.CacheDiskSize = None,
     cache_disk_min_free: flags.CacheDiskMinFree = None,
@@ -82,6 +85,7 @@ def serve(
     cache_restore: flags.CacheRestore = _CACHE.restore,
     cache_disk_throttle: flags.CacheDiskThrottle = None,
     cache_namespace: flags.CacheNamespace = "",
+    cache_session_headers: flags.SessionHeaders = "",
 ) -> None:
     """Serve a model over OpenAI's HTTP API; with --cache-disk, prompts survive a restart.
 
@@ -112,6 +116,8 @@ def serve(
             api_key=api_key or None,
             alias=alias,
             defaults=RequestDefaults(temp, top_k, _top_p(top_p), min_p, seed, _limit(n_predict)),
+            slot_files=slot_files(slot_save_path, slot_save_min_free),
+            session_headers=header_names(cache_session_headers),
         ),
         cache=CacheConfig(
             ram_bytes=_ram_bytes(cache_ram),
@@ -273,6 +279,10 @@ def _run_server(settings: Settings) -> int:
         from spillcache.store.location import open_location  # noqa: PLC0415
 
         open_location(settings.store.path, settings.store.quota_bytes)
+    if (slots := settings.serve.slot_files) is not None:
+        from spillcache.store.slot_folder import open_slot_folder  # noqa: PLC0415
+
+        open_slot_folder(slots.path, slots.min_free_bytes)
     from spillcache.serve.server import run_server  # noqa: PLC0415 — a second of imports
 
     return run_server(settings)

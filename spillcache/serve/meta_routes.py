@@ -84,9 +84,9 @@ def _slots(service: Door, size: int) -> list[dict[str, Any]]:
         {"id": index, "n_ctx": size, "speculative": False, "is_processing": busy}
         for index, busy in enumerate(service.slots())
     ]
-    return [
-        one | ({"action": actions[one["id"]]} if one["id"] in actions else {}) for one in listed
-    ]
+    for slot, action in actions.items():
+        listed[slot]["action"] = action
+    return listed
 
 
 def _tokenize(engine: Engine, body: TokenizeBody) -> list[Any]:
