@@ -1,6 +1,7 @@
 """POST /v1/chat/completions, POST /v1/completions, GET /v1/models, with and without ``/v1``."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -17,6 +18,7 @@ from spillcache.serve.http_errors import error_object
 from spillcache.serve.job import DoneEvent, ErrorEvent, Event
 from spillcache.serve.request_body import read_body
 from spillcache.serve.schema import ChatBody, CompletionBody, GenerationBody
+from spillcache.serve.session import session_of
 from spillcache.serve.text_thread import in_text_thread
 
 _TOKEN_BYTES_MAX = 256
@@ -128,7 +130,10 @@ async def answer(
     try:
         tokens = await in_text_thread(tokenize)
         try:
-            events.submit(service, body.to_request(tokens, service.settings.serve.defaults))
+            serve = service.settings.serve
+            wanted = body.to_request(tokens, serve.defaults)
+            session = session_of(request.headers, serve.session_headers)
+            events.submit(service, replace(wanted, session=session))
         except RequestError as error:
             # The scheduler knows of prompts only; the client may have sent messages.
             if error.param == "prompt":

@@ -275,7 +275,7 @@ class Scheduler:
         job.ticket.started = True
         engine, reuse = self._engine, job.reuses
         chain = self._chain(job)
-        choice = choose(self._slots, chain, engine, reuse=reuse)
+        choice = choose(self._slots, chain, engine, reuse=reuse, session=job.request.session)
         restore, decision = self._ahead.restore(job, chain, choice.live, self._restorer)
         unkept = choice.source.unkept
         slot, live = (choice.oldest, 0) if restore is not None else (choice.slot, choice.live)
@@ -286,7 +286,7 @@ class Scheduler:
         if not job.answer:  # else it is taken up again, and this is no longer about the prompt
             job.decision = decision
         slot.job, slot.chain, slot.last_use = job, chain, time.monotonic()
-        slot.boundary, slot.restore = None, restore
+        slot.boundary, slot.restore, slot.session = None, restore, job.request.session
         if restore is not None and not job.answer:
             restore.restored, restore.refused = job.restored, job.refused
         self._trials.inherit(slot, choice.source, live)

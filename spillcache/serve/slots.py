@@ -147,6 +147,10 @@ class Restore:
         self.stream.close()
 
 
+SESSION_S = 600.0
+"""So long after its last request a session's slot outlasts those of requests without one."""
+
+
 @dataclass(slots=True, eq=False)
 class Slot:
     """One sequence of the engine. ``chain`` starts with the tokens that the sequence holds."""
@@ -169,6 +173,14 @@ class Slot:
     """Whether a request that stores nothing computed some of it, so that the tiers lack it."""
     tail_on_trial: BlockHash | None = None
     """The tail among them, if there is one."""
+
+    @property
+    def precedence(self) -> tuple[bool, float]:
+        """Of idle slots, the lowest gives way first: one that serves no session, or none that was
+        heard of lately, and of those the one that was not used for longest.
+        """
+        is_kept = bool(self.session) and time.monotonic() - self.last_use < SESSION_S
+        return is_kept, self.last_use
 
     def keep_boundary(self, block: int, state: BlockState) -> None:
         """Copy the boundary at the end of ``block``, in place of an earlier one."""

@@ -35,7 +35,10 @@ def _problem(name: str) -> str:
         (not name, "it is empty"),
         (size > MOST_BYTES, f"it has more than {MOST_BYTES} bytes"),
         (any(unicodedata.category(c) == "Cc" for c in name), "it has a control character"),
-        (bool(special), f"it has {special[:1]}, which not every system takes in a file's name"),
+        (
+            bool(special),
+            f"it has {''.join(special[:1])}, which not every system takes in a file's name",
+        ),
         (name[-1:] in (".", " "), "it ends with a dot or a space, which some systems take away"),
         (_DEVICE.fullmatch(name) is not None, "Windows has a device of that name"),
         (name.startswith(TEMPORARY), f"names that begin with {TEMPORARY} are the server's own"),
