@@ -21,8 +21,8 @@ def fits(job: Job, slots: Sequence[Slot], engine: Engine) -> bool:
 
 
 def to_clear(slot: Slot, tokens: int, slots: Sequence[Slot], engine: Engine) -> list[Slot]:
-    """The idle slots, those first that give way first, that must be emptied so that ``slot`` may hold
-    ``tokens``.
+    """The idle slots that must be emptied so that ``slot`` may hold ``tokens``, in the order in
+    which they give way.
     """
     lengths = {s.index: engine.length(s.index) for s in slots if s is not slot}
     over = sum(lengths.values()) + tokens - engine.limits.context_tokens

@@ -37,7 +37,7 @@ def _problem(name: str) -> str:
         (any(unicodedata.category(c) == "Cc" for c in name), "it has a control character"),
         (
             bool(special),
-            f"it has {''.join(special[:1])}, which not every system takes in a file's name",
+            f"it has {''.join(special[:1])}, which not every system takes",
         ),
         (name[-1:] in (".", " "), "it ends with a dot or a space, which some systems take away"),
         (_DEVICE.fullmatch(name) is not None, "Windows has a device of that name"),
