@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from spillcache.namespace import FieldValue
 from spillcache.state import BlockState, Geometry, Part
 
+HEADROOM_BYTES = 8
+"""What ``Engine.import_in_place`` wants before a payload."""
+
 Tokens = NDArray[np.uint32]
 Logits = NDArray[np.float32]
 
@@ -239,6 +242,14 @@ class Engine(ABC):
         """
         self.import_(sequence, block, states[0])
         return 1
+
+    def import_in_place(self, sequence: int, block: int, memory: memoryview) -> bool:  # noqa: ARG002
+        """As ``import_``, without a copy, of a whole block that is nothing but its ``kv``.
+
+        ``memory``: HEADROOM_BYTES that are the engine's to overwrite, and the payload. False, with
+        nothing done, where the engine can't.
+        """
+        return False
 
     @abstractmethod
     def restored(self, sequence: int) -> bool:

@@ -4,7 +4,6 @@
 out of a live sequence (``export``) or bring them in (``import_``) without disturbing it.
 """
 
-import ctypes
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +15,12 @@ import numpy as np
 
 from spillcache.config import EngineConfig
 from spillcache.engine.base import (
+    HEADROOM_BYTES,
     AdapterScales,
     Chunk,
     Engine,
     Limits,
     Logits,
-    ModelInfo,
     Sampler,
     SamplingParams,
     SelfTest,
@@ -29,6 +28,7 @@ from spillcache.engine.base import (
 )
 from spillcache.engine.llama_adapters import LlamaAdapters
 from spillcache.engine.llama_batch import LlamaBatch
+from spillcache.engine.llama_info import meta, model_info
 from spillcache.engine.llama_library import (
     library,
     load_model,
@@ -37,7 +37,7 @@ from spillcache.engine.llama_library import (
 )
 from spillcache.engine.llama_memory import PARTIAL_ONLY, LlamaMemory
 from spillcache.engine.llama_sampler import LlamaSampler
-from spillcache.engine.llama_sections import HEADER_BYTES, NO_CELLS, KVLayout, Placeholder, header
+from spillcache.engine.llama_sections import HEADER_BYTES, NO_CELLS, Placeholder, header
 from spillcache.engine.llama_state import LlamaState
 from spillcache.engine.llama_text import LlamaText
 from spillcache.engine.self_test import run_self_test
@@ -108,7 +108,7 @@ class LlamaEngine(Engine):
         self.geometry = self._state.geometry(block, self.limits.call_tokens)
         self.part_bytes = self._state.part_bytes
         self.identity = self._identity()
-        self.info = self._info()
+        self.info = model_info(api, self._model, config.model.stem, self._text)
 
     # What it is.
 
@@ -138,7 +138,7 @@ class LlamaEngine(Engine):
     def _identity(self) -> Mapping[str, FieldValue]:
         """All that changes the meaning of state, but the model's content; see Engine."""
         config, state = self._config, self._state
-        original = self._meta("rope.scaling.original_context_length")
+        original = meta(self._api, self._model, "rope.scaling.original_context_length")
         return {
             "engine": "llama.cpp",
             "library": self._lib.version,
@@ -159,29 +159,6 @@ class LlamaEngine(Engine):
             "block_tokens": config.block_tokens,
             "tag": config.namespace_tag,
         }
-
-    def _info(self) -> ModelInfo:
-        api, room = self._api, ctypes.create_string_buffer(256)
-        api.llama_model_desc(self._model, room, len(room))
-        return ModelInfo(
-            name=self._config.model.stem,
-            description=room.value.decode(errors="replace"),
-            size_bytes=int(api.llama_model_size(self._model)),
-            parameters=int(api.llama_model_n_params(self._model)),
-            embedding=int(api.llama_model_n_embd(self._model)),
-            bos_token=self._text.bos_token,
-            eos_token=self._text.eos_token,
-            chat_template=self._text.template.source,
-        )
-
-    def _meta(self, key: str) -> str | None:
-        room = ctypes.create_string_buffer(256)
-        arch = self._meta_exact("general.architecture", room) or ""
-        return self._meta_exact(f"{arch}.{key}", room)
-
-    def _meta_exact(self, key: str, room: Any) -> str | None:
-        count = self._api.llama_model_meta_val_str(self._model, key.encode(), room, len(room))
-        return room.value.decode(errors="replace") if count >= 0 else None
 
     # Text.
 
@@ -337,15 +314,31 @@ class LlamaEngine(Engine):
             return False
         return True
 
-    def _import(self, sequence: int, block: int, states: Sequence[BlockState], stop: int) -> None:
-        """Append ``states``, which end at position ``stop``."""
+    def import_in_place(self, sequence: int, block: int, memory: memoryview) -> bool:
+        """See Engine."""
+        state, payload = self._state, memory[HEADROOM_BYTES:]
+        if state.kv is None or state.window is not None or state.recurrent is not None:
+            return False
+        stop = (block + 1) * self.geometry.block_tokens
+        self._import(sequence, block, [{Part.KV: payload}], stop, memory)
+        return True
+
+    def _import(
+        self,
+        sequence: int,
+        block: int,
+        states: Sequence[BlockState],
+        stop: int,
+        memory: memoryview | None = None,
+    ) -> None:
+        """Append ``states``, which end at position ``stop``. ``memory``: of ``import_in_place``."""
         known, start = self._sequences[sequence], block * self.geometry.block_tokens
         if known.length != start:
             raise StateRejected(f"block {block} does not follow a sequence of {known.length}")
         if self._state.kv is not None:
             self._check(states[0], start, min(stop, start + self.geometry.block_tokens))
             try:
-                self._import_attention(sequence, start, states)
+                self._import_attention(sequence, start, states, memory)
             except StateRejected as error:
                 if self._holds() + stop - start <= self.limits.context_tokens:
                     raise
@@ -377,7 +370,13 @@ class LlamaEngine(Engine):
         if window is None and blank is not None and stop - start != blank.layout.cells:
             raise StateRejected("a tail without its window")
 
-    def _import_attention(self, sequence: int, start: int, states: Sequence[BlockState]) -> None:
+    def _import_attention(
+        self,
+        sequence: int,
+        start: int,
+        states: Sequence[BlockState],
+        memory: memoryview | None = None,
+    ) -> None:
         """Append blocks that were checked, all with the same parts."""
         blank = self._state.blank
         second: Sequence[Buffer] = ()
@@ -388,11 +387,15 @@ class LlamaEngine(Engine):
         elif blank is not None:
             if start and self._sequences[sequence].windows_from == start:
                 self._lay_out_windows(sequence, start, blank)
-            second = _joined(blank.layout, states, Part.WINDOW)
+            second = blank.layout.joined([state[Part.WINDOW] for state in states])
         assert self._state.kv is not None  # noqa: S101 - the caller has seen it
-        kv = _joined(self._state.kv, states, Part.KV)
         try:
-            self._memory.write(self._spare, (header(self._spare), *kv, *second), 0)
+            if memory is None:
+                kv = self._state.kv.joined([state[Part.KV] for state in states])
+                self._memory.write(self._spare, (header(self._spare), *kv, *second), 0)
+            else:
+                memory[:HEADER_BYTES] = header(self._spare)
+                self._memory.set(self._spare, memory, len(memory))
             self._memory.copy(self._spare, sequence)
         finally:  # what was half written must not be in the next block
             self._memory.drop(self._spare)
@@ -539,10 +542,3 @@ class LlamaEngine(Engine):
         # A fresh context's cell layout comes back: warm runs lay out cells as cold ones.
         self._memory.clear()
         self._sequences = [_Sequence() for _ in self._sequences]
-
-
-def _joined(layout: KVLayout, states: Sequence[BlockState], part: Part) -> Sequence[Buffer]:
-    """The pieces of one section with the cells of all ``states``."""
-    if len(states) == 1:
-        return [states[0][part]]
-    return layout.joined([state[part] for state in states])

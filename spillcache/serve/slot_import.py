@@ -7,7 +7,7 @@ from spillcache.cache.policy import needed
 from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.chain import Chain
 from spillcache.config import MIB
-from spillcache.engine.base import Engine
+from spillcache.engine.base import HEADROOM_BYTES, Engine
 from spillcache.errors import (
     EngineError,
     SlotFileInvalid,
@@ -18,10 +18,12 @@ from spillcache.errors import (
 from spillcache.serve.context_room import to_clear
 from spillcache.serve.errands import Errands, GoOn
 from spillcache.serve.slots import Phase, Slot
-from spillcache.state import BlockState, Geometry
+from spillcache.state import BlockState, Geometry, Part
 from spillcache.store.slot_reader import SlotState
 
 RUN_BYTES = 8 * MIB
+IN_PLACE_BYTES = 1 * MIB
+"""What is smaller is copied, so that many go in at once."""
 RUN_BLOCKS = 128
 """So much is imported in one call, where nobody waits for its end."""
 
@@ -107,6 +109,8 @@ class SlotImport:
         if block == state.chain.blocks:
             self.engine.import_(index, block, self._needed(state, block), tail)
             return 1
+        if self._in_place(state, block):
+            return 1
         run: list[BlockState] = []
         size = 0
         for each in range(block, min(block + RUN_BLOCKS, state.chain.blocks)):
@@ -115,6 +119,14 @@ class SlotImport:
             if size >= RUN_BYTES or self._others_wait():
                 break
         return self.engine.import_run(index, block, run)
+
+    def _in_place(self, state: SlotState, block: int) -> bool:
+        """Import a block without a copy, if it is large and the engine can."""
+        kv = state.parts[block].get(Part.KV)
+        if kv is None or len(kv) < IN_PLACE_BYTES:
+            return False
+        memory = state.with_headroom(kv, HEADROOM_BYTES)
+        return self.engine.import_in_place(self.slot.index, block, memory)
 
     def _others_wait(self) -> bool:
         return any(slot.job is not None for slot in self.slots)

@@ -62,6 +62,13 @@ class SlotState:
         """How many tokens follow the last whole block."""
         return self.tokens % self.chain.block_tokens
 
+    def with_headroom(self, payload: memoryview, count: int) -> memoryview:
+        """A payload of ``parts`` with ``count`` bytes before it that nobody needs any more: they
+        were its record's header.
+        """
+        start = np.frombuffer(payload, np.uint8).ctypes.data - self.memory.array.ctypes.data
+        return self.memory.view[start - count : start + len(payload)]
+
 
 class SlotFileReader:
     """A context manager: opened on entry, closed on exit. One thread; the disk is read by others.
@@ -186,18 +193,19 @@ class SlotFileReader:
         while at < size or reads:
             while at < size and len(reads) < 2 * READS:
                 stop = min(at + PIECE_BYTES, size)
-                # Here, for a read into memory that is not there yet waits for it page by page.
-                memory.array[at:stop:PAGE_BYTES] = 0
-                view = memory.view[at:stop]
-                steps = self._steps[count % READS]
-                reads.append((stop, self._begin(steps, view, at)))
+                reads.append((stop, self._begin(self._steps[count % READS], memory, at, stop)))
                 at, count = stop, count + 1
             stop, read = reads.popleft()
             read.wait()
             yield stop
 
-    def _begin(self, steps: Steps, view: memoryview, at: int) -> Step[None]:
-        return steps.begin(lambda: self._fill(view, at), _READING)
+    def _begin(self, steps: Steps, memory: AlignedBuffer, at: int, stop: int) -> Step[None]:
+        def read() -> None:
+            # A read into memory that is not there yet would wait for it page by page.
+            memory.array[at:stop:PAGE_BYTES] = 0
+            self._fill(memory.view[at:stop], at)
+
+        return steps.begin(read, _READING)
 
     def _chain(self, records: "_Records") -> Chain:
         """The tokens, under the names that they give to the blocks."""
