@@ -97,7 +97,7 @@ class SlotHeader:
         header = cls(*fields)
         if header.flags & ~(SALTED | PRIVATE) or not header.block_tokens:
             raise FormatError("a field of the header is out of range")
-        least = TOKEN_BYTES * header.tokens + PAGE_BYTES * (header.parts + 3)
+        least = max(TOKEN_BYTES * header.tokens, PAGE_BYTES * (header.parts + 3))
         if not 0 < header.namespace_bytes <= NAMESPACE_BYTES_MAX or least > header.file_bytes:
             raise FormatError("a length in the header is out of range")
         return header
