@@ -142,9 +142,7 @@ def beside(rig: Rig, folder: SlotFolder, args: argparse.Namespace) -> Runs:
 
 
 def real_row(args: argparse.Namespace, folder: SlotFolder) -> dict[str, float]:
-    config = EngineConfig(
-        find_model(args.model), args.tokens + 2048, threads=args.threads, slots=2
-    )
+    config = EngineConfig(find_model(args.model), args.tokens + 2048, threads=args.threads, slots=2)
     with Rig(config, None, CacheConfig()) as rig:
         rig.scheduler.start()
         rig.submit(random_tokens(args.tokens, 1), 1).wait()

@@ -220,7 +220,7 @@ def _take(slot: Slot, action: str) -> None:
 
 
 def _give_back(slot: Slot) -> None:
-    slot.phase, slot.action, slot.last_use = Phase.IDLE, "", time.monotonic()
+    slot.phase, slot.action = Phase.IDLE, ""
 
 
 def _chain_of(slot: Slot, namespaces: Namespaces, engine: Engine) -> Chain:

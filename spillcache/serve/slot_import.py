@@ -1,5 +1,6 @@
 """What a slot file holds, on its way into a slot, and then into RAM."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -143,7 +144,7 @@ class SlotImport:
         slot, chain = self.slot, state.chain
         if len(chain) and not self.engine.restored(slot.index):
             raise StateRejected("a part of the state is missing")
-        slot.chain, slot.unkept = chain, state.private
+        slot.chain, slot.unkept, slot.last_use = chain, state.private, time.monotonic()
         # Until it has given logits: see ``trial``.
         slot.on_trial = len(state.parts)
         slot.tail_on_trial = chain.hash_of(chain.blocks) if state.tail_tokens else None

@@ -193,7 +193,7 @@ def test_a_part_may_not_come_twice_or_be_too_large(tmp_path: Path) -> None:
         writer.write(piece)
         writer.flush()
         writer.publish()
-        with pytest.raises(SlotFileInvalid, match="belong|larger"):
+        with pytest.raises(SlotFileInvalid, match=r"belong|larger"):
             read(tmp_path / "a")
 
 
@@ -317,7 +317,7 @@ def test_a_read_that_hangs_is_not_waited_for(whole: Path) -> None:
     go = threading.Event()
     try:
         with (
-            pytest.raises(SlotFileIOError, match="did not answer within 0.1 s"),
+            pytest.raises(SlotFileIOError, match=r"did not answer within 0.1 s"),
             SlotFileReader(Fails("pread", wait=go.wait), whole, lambda: Steps(0.1)) as file,
         ):
             file.load(PART_BYTES)

@@ -13,7 +13,18 @@ BAD = [
     "lpt9.bin", "COM¹", "CONIN$", "PRN ", "a*", "a?", '"', "<", ">", "|", "\udc80",
     ".spillcache-1-2",
 ]  # fmt: skip
-GOOD = ["a", "chat-1.slot", "x" * 255, "ü" * 127, ".hidden", "console", "com", "COM10", "nul_", "a b"]
+GOOD = [
+    "a",
+    "chat-1.slot",
+    "x" * 255,
+    "ü" * 127,
+    ".hidden",
+    "console",
+    "com",
+    "COM10",
+    "nul_",
+    "a b",
+]
 
 
 @pytest.mark.parametrize("name", BAD)

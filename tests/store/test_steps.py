@@ -38,7 +38,7 @@ def test_errors_say_what_was_done() -> None:
 
 def test_what_hangs_is_left_behind_and_cleaned_up_after_when_it_is_back() -> None:
     steps, go, cleaned = Steps(limit_s=0.05), threading.Event(), threading.Event()
-    with pytest.raises(SlotFileIOError, match="did not answer within 0.05 s while it was flushed"):
+    with pytest.raises(SlotFileIOError, match=r"did not answer within 0.05 s while it was flushed"):
         steps.do(go.wait, "it was flushed")
     assert steps.hangs
     steps.close(cleaned.set)  # does not wait
