@@ -85,7 +85,7 @@ def test_beside_others_blocks_keep_to_the_pace(monkeypatch: pytest.MonkeyPatch) 
     errands.run(alone=False)
     assert first.result(0) == 1  # a block took a second, and nobody has earned more
     assert not second.done()
-    pace.others_took(8.0)
+    pace.others_took(16.0)
     errands.run(alone=False)
     assert second.result(0) == 3
 
