@@ -97,6 +97,7 @@ class SlotActions:
         began, path, namespaces = time.monotonic(), folder.path_of(name), self._known()
         with self._taken(index, "save") as slot, self._bytes:
             chain = self._errands.do(lambda: _chain_of(slot, namespaces, self._engine))
+            log.info("slot %d: saving %d tokens", index, len(chain))
             export = SlotExport(self._engine, index, chain, self._errands, self._cache)
             size = export.save(folder, path, _flags(slot, chain))
         return self._done("saved", index, SlotDone(len(chain), size, time.monotonic() - began))
@@ -112,6 +113,8 @@ class SlotActions:
                 with SlotFileReader(folder.files(), path, folder.steps, folder.cipher) as file:
                     self._check(file.header)
                     namespace = self._errands.do(lambda: _ours(file.namespace, namespaces))
+                    tokens, size = file.header.tokens, format_size(file.header.file_bytes)
+                    log.info("slot %d: restoring %d tokens, %s", index, tokens, size)
                     state = file.load(dict(self._engine.part_bytes))
                 self._check_state(state)
                 state.chain.namespace = namespace

@@ -30,9 +30,10 @@ from spillcache.errors import (
     StateRejected,
 )
 from spillcache.namespace import Namespace
-from spillcache.serve import slot_actions, slot_export, slot_import
+from spillcache.serve import errands, slot_actions, slot_export, slot_import
 from spillcache.serve.slot_actions import SlotDone
 from spillcache.serve.slots import Phase
+from spillcache.store import slot_writer
 from spillcache.store.files import Files
 from spillcache.store.slot_folder import SlotFolder, open_slot_folder
 from spillcache.store.steps import Steps
@@ -729,6 +730,25 @@ def test_large_blocks_are_imported_where_they_lie(
     assert np.array_equal(again.logits, wanted.logits)
 
 
+def test_many_pieces_are_filled_digested_and_written_in_turns(
+    gguf_model: ModelShelf, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_writer, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(errands, "SLICE_S", 0.0)
+    asked = prompt(3500)
+    with started(gguf_model("llama")) as stack:
+        first = stack.answer(asked, 4)
+        saved = save(stack, folder)
+        assert saved.size_bytes > 3 * (2 << 20)
+        turn = [*asked, *first.tokens, 5]
+        wanted = stack.answer(turn, 8)
+    with started(gguf_model("llama")) as stack:
+        restore(stack, folder)
+        again = stack.answer(turn, 8)
+    assert again.cached == {"live": 3503}
+    assert np.array_equal(again.logits, wanted.logits)
+
+
 def test_progress_is_said(
     stack: Stack,
     folder: SlotFolder,
@@ -741,7 +761,9 @@ def test_progress_is_said(
     save(stack, folder, "a-secret-name")
     restore(stack, folder, "a-secret-name")
     text = caplog.text
+    assert "slot 0: saving 401 tokens" in text
     assert "slot 0: saving, " in text
+    assert "slot 0: restoring 401 tokens, " in text
     assert "slot 0: saved 401 tokens, " in text
     assert "slot 0: restored 401 tokens, " in text
     assert "a-secret-name" not in text
