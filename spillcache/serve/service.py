@@ -7,6 +7,7 @@ from typing import Literal
 
 from blake3 import blake3
 
+from spillcache.cache.background import give_way
 from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.cache.spill import Flushed
 from spillcache.config import Settings
@@ -272,6 +273,7 @@ class Service:
             raise self._not_ready()
         if not verdict.passed:
             raise SlotFilesOff(f"this model's state can't be moved: {verdict.detail}")
+        give_way()
         if action == "erase":
             return scheduler.actions.erase(slot)
         if action == "save":
