@@ -34,11 +34,11 @@ from spillcache.state import Part
 from spillcache.store.buffers import AlignedBuffer
 from spillcache.store.files import Files
 from spillcache.store.slot_folder import SlotFolder, open_slot_folder
-from spillcache.store.slot_writer import PIECE_BYTES
 
 BARS = {"save_ratio": 0.6, "restore_ratio": 0.6, "p99_ratio": 1.5}
 IN_FLIGHT = (1, 4)
 NAME = "bench.slot"
+PIECE_BYTES = 16 * MIB
 SLOT = 0
 
 

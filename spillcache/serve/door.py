@@ -64,8 +64,8 @@ class Door(Protocol):
         """Which slots work on a request now; raises NotReady until the model is loaded."""
 
     def slot_action(self, action: SlotAction, slot: int, name: str) -> SlotDone:
-        """Do it, on a thread of its own, which it blocks and whose priority it lowers; may raise any
-        SlotFileError, NotReady and Overloaded. ``name``: the file's; not looked at to erase.
+        """Do it; blocks its thread, and lowers its priority. May raise any SlotFileError, NotReady
+        and Overloaded. ``name``: the file's; not looked at to erase.
         """
 
     def slot_actions(self) -> dict[int, str]:

@@ -13,6 +13,7 @@ import numpy as np
 from blake3 import blake3
 
 from spillcache.chain import BlockHash, Chain, chain_root
+from spillcache.config import MIB
 from spillcache.errors import SlotFileInvalid, SlotFileMissing
 from spillcache.namespace import Namespace
 from spillcache.state import Part
@@ -36,9 +37,10 @@ from spillcache.store.slot_format import (
     SlotHeader,
     part_header,
 )
-from spillcache.store.slot_writer import PIECE_BYTES
 from spillcache.store.steps import Step, Steps
 
+READ_BYTES = 8 * MIB
+"""The most that one call reads."""
 READS = 2
 """Reads in flight; as many threads."""
 _READING = "the slot file was read; the slot is as it was"
@@ -192,7 +194,7 @@ class SlotFileReader:
         count = 0
         while at < size or reads:
             while at < size and len(reads) < 2 * READS:
-                stop = min(at + PIECE_BYTES, size)
+                stop = min(at + READ_BYTES, size)
                 reads.append((stop, self._begin(self._steps[count % READS], memory, at, stop)))
                 at, count = stop, count + 1
             stop, read = reads.popleft()

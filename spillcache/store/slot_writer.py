@@ -30,8 +30,10 @@ from spillcache.store.format import (
 from spillcache.store.slot_format import SlotHeader, part_header, record_bytes_max, tokens_header
 from spillcache.store.small_files import TEMPORARY
 
-PIECE_BYTES = 16 * MIB
-"""The most that one call writes or reads."""
+CALL_BYTES = 16 * MIB
+"""The most that one call writes."""
+PIECE_BYTES = 4 * MIB
+"""So much is filled, digested and written in turns, or one block, if that is larger."""
 
 
 class Piece:
@@ -145,8 +147,8 @@ class SlotFileWriter:
 
     def _write(self, view: memoryview, offset: int) -> None:
         assert self._fd is not None  # noqa: S101 - begin was called
-        for at in range(0, len(view), PIECE_BYTES):
-            write_fully(self._files, self._fd, view[at : at + PIECE_BYTES], offset + at)
+        for at in range(0, len(view), CALL_BYTES):
+            write_fully(self._files, self._fd, view[at : at + CALL_BYTES], offset + at)
         if not self._files.direct:
             self._files.forget(self._fd, offset, len(view))
 

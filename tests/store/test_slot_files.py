@@ -31,7 +31,7 @@ from spillcache.errors import (
 )
 from spillcache.namespace import Namespace
 from spillcache.state import Part
-from spillcache.store import slot_writer
+from spillcache.store import slot_reader, slot_writer
 from spillcache.store.cipher import Cipher
 from spillcache.store.files import Files
 from spillcache.store.slot_folder import open_slot_folder
@@ -81,8 +81,8 @@ def test_large_records_are_written_and_read_in_small_calls(
             sizes.append(len(buffer))
             return super().pread(fd, buffer, offset)
 
-    monkeypatch.setattr(slot_writer, "PIECE_BYTES", 8192)
-    monkeypatch.setattr("spillcache.store.slot_reader.PIECE_BYTES", 8192)
+    monkeypatch.setattr(slot_writer, "CALL_BYTES", 8192)
+    monkeypatch.setattr(slot_reader, "READ_BYTES", 8192)
     chain = conversation(64)
     state = [{Part.KV: os.urandom(30_000)} for _ in range(4)]
     write(tmp_path / "a", chain, state, files=Watched())
