@@ -273,6 +273,8 @@ class Service:
             raise self._not_ready()
         if not verdict.passed:
             raise SlotFilesOff(f"this model's state can't be moved: {verdict.detail}")
+        if self._hashed.is_set() and self._digest is None:
+            raise SlotFilesOff("the model's content can't be hashed, see the log: whose is a file?")
         give_way()
         if action == "erase":
             return scheduler.actions.erase(slot)
