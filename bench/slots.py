@@ -3,7 +3,8 @@
 A conversation of ``--tokens`` of a real model, and one of ``--size`` of a synthetic model with as
 much KV per token as an 8B model, are saved to a slot file and restored from it, in turns with raw
 direct writes and reads of as many bytes: one buffer of 16 MiB, one or four calls in flight, the
-better of both, ``fdatasync`` after the writes. Then another slot answers, quiet and beside saves
+better of both, ``fdatasync`` after the writes. Memory is used once before, for that of a virtual
+machine is slow the first time, which is no matter of ours. Then another slot answers, quiet and beside saves
 and restores in turn: the longest pause in a hundred (p99) between two of its tokens. Times are
 those of the action, without HTTP; the page cache is bypassed; medians. The last line is JSON.
 """
@@ -26,6 +27,7 @@ from pace_rig import Rig, p99_ratio
 from wide_model import Conversation, Conversations, random_tokens, write_wide_model
 
 from spillcache.cache.background import give_way
+from spillcache.cache.memory import available_bytes
 from spillcache.cli.model_path import find_model
 from spillcache.config import GIB, KIB, MIB, CacheConfig, EngineConfig, parse_size
 from spillcache.errors import SpillcacheError
@@ -101,7 +103,6 @@ class Raw:
 def measure(rig: Rig, folder: SlotFolder, args: argparse.Namespace) -> dict[str, float]:
     """One row."""
     first = save(rig, folder)
-    # A virtual machine's memory is slow when it is used for the first time.
     for _ in range(args.warm_ups):
         restore(rig, folder)
     raw = Raw(folder.path / "raw", first.size_bytes)
@@ -189,9 +190,19 @@ def _hold(rig: Rig, conversation: Conversation) -> None:
     slot.chain, slot.last_use = chain, time.monotonic()
 
 
+def touch(size_bytes: int) -> None:
+    """Use so much memory, and give it back to the system."""
+    began, memory = time.perf_counter(), AlignedBuffer(size_bytes)
+    memory.array[::4096] = 1
+    speed = size_bytes / (time.perf_counter() - began) / 1e9
+    print(f"memory, used for the first time: {speed:.2f} GB/s", flush=True)
+
+
 def main() -> int:
     args = arguments()
     rows = []
+    if args.touch:
+        touch(min(args.touch, (available_bytes() or 0) // 2))
     with tempfile.TemporaryDirectory(prefix="spillcache-bench-", dir=args.directory) as work:
         folder = open_slot_folder(Path(work) / "slots", 0)
         if "real" in args.parts:
@@ -217,6 +228,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--runs", type=int, default=7, help="of each kind, for the speeds")
     parser.add_argument("--warm-ups", type=int, default=3, help="restores before these")
+    parser.add_argument(
+        "--touch",
+        type=lambda text: parse_size(text, "--touch"),
+        default=6 * GIB,
+        help="memory that is used once before: a virtual machine's is slow the first time",
+    )
     parser.add_argument("--pauses", type=int, default=600, help="beside the work")
     parser.add_argument("--answer-tokens", type=int, default=150, help="per run of these")
     parser.add_argument(

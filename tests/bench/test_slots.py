@@ -12,7 +12,7 @@ BENCH = Path(__file__).parents[2] / "bench" / "slots.py"
 
 def test_both_rows_are_measured(gguf_model: ModelShelf, tmp_path: Path) -> None:
     command = [sys.executable, str(BENCH), "--quick", "-m", str(gguf_model("gemma3"))]
-    command += ["--tokens", "512", "--size", "4MiB", "--runs", "1", "--pauses", "4"]
+    command += ["--tokens", "512", "--size", "4MiB", "--touch", "0", "--runs", "1", "--pauses", "4"]
     command += ["--answer-tokens", "20", "--directory", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.stdout, done.stderr
