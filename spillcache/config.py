@@ -238,6 +238,15 @@ class TlsFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotFilesConfig:
+    """``--slot-save-path``."""
+
+    path: Path
+    min_free_bytes: int = 4 * GIB
+    """What stays free on its filesystem; 0: never mind that."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServeConfig:
     """The HTTP server."""
 
@@ -261,6 +270,9 @@ class ServeConfig:
     drain_s: float = 5.0
     """How long running answers may go on after SIGTERM before they are cut."""
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
+    slot_files: SlotFilesConfig | None = None
+    session_headers: tuple[str, ...] = ()
+    """``--cache-session-headers``: names of headers, in lower case, that name a conversation."""
 
 
 @dataclass(frozen=True, slots=True)

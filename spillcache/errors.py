@@ -27,14 +27,22 @@
         ├── Unauthorized       no key, or a wrong one                       REQUEST_UNAUTHORIZED
         ├── Forbidden          a foreign Host, or a foreign page            REQUEST_FORBIDDEN
         ├── Overloaded         the queue is full                            SERVER_OVERLOADED
-        └── NotReady           the model loads, or the server stops         SERVER_NOT_READY
+        ├── NotReady           the model loads, or the server stops         SERVER_NOT_READY
+        └── SlotFileError      a slot could not be saved or restored        SLOT_FILE
+            ├── SlotFilesOff       no --slot-save-path                      SLOT_FILES_OFF
+            ├── SlotNotJson        the body is not said to be JSON          SLOT_NOT_JSON
+            ├── SlotFileInvalid    a name or a file that can't be taken     SLOT_FILE_INVALID
+            ├── SlotFileMissing    no file of that name                     SLOT_FILE_MISSING
+            ├── SlotFileNoRoom     no space on the filesystem               SLOT_FILE_NO_ROOM
+            ├── SlotFileNoMemory   not enough memory, or context            SLOT_FILE_NO_MEMORY
+            └── SlotFileIOError    a read, write, flush or rename failed    SLOT_FILE_IO
 
 Each has a stable ``code`` that HTTP answers and metrics carry. A message says what happened, what
 was done about it and what to do, in a sentence that a person can act on; it never holds prompt
 text.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 
 class SpillcacheError(Exception):
@@ -222,3 +230,72 @@ class NotReady(RequestError):
 
     code = "SERVER_NOT_READY"
     status = 503
+
+
+SlotFileKind = Literal["invalid", "storage", "memory", "io"]
+
+
+class SlotFileError(RequestError):
+    """A slot could not be saved to its file, or restored from it.
+
+    ``kind`` is what ``error.kind`` says; ``published``: the new file has its name all the same.
+    """
+
+    code = "SLOT_FILE"
+    status = 500
+    kind: ClassVar[SlotFileKind] = "io"
+    published = False
+
+
+class SlotFilesOff(SlotFileError):
+    """Slot files are not offered: no ``--slot-save-path``, or a library that can't move state."""
+
+    code = "SLOT_FILES_OFF"
+    status = 501
+    kind = "invalid"
+
+
+class SlotNotJson(SlotFileError):
+    """A slot action whose body is not declared as JSON: any page's form could send it."""
+
+    code = "SLOT_NOT_JSON"
+    status = 415
+    kind = "invalid"
+
+
+class SlotFileInvalid(SlotFileError):
+    """A name that is none, or a file that is damaged, of another namespace, or over the limits."""
+
+    code = "SLOT_FILE_INVALID"
+    status = 400
+    kind = "invalid"
+
+
+class SlotFileMissing(SlotFileError):
+    """There is no file of that name."""
+
+    code = "SLOT_FILE_MISSING"
+    status = 404
+    kind = "invalid"
+
+
+class SlotFileNoRoom(SlotFileError):
+    """The filesystem has no room for the file, and for what is to stay free."""
+
+    code = "SLOT_FILE_NO_ROOM"
+    status = 507
+    kind = "storage"
+
+
+class SlotFileNoMemory(SlotFileError):
+    """The file does not fit into memory, or its tokens not into the context beside what runs."""
+
+    code = "SLOT_FILE_NO_MEMORY"
+    status = 503
+    kind = "memory"
+
+
+class SlotFileIOError(SlotFileError):
+    """A system call failed or hangs, or the engine did not take the state."""
+
+    code = "SLOT_FILE_IO"

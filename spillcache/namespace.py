@@ -44,6 +44,17 @@ class Namespace:
         """The short name that a store's records and index use."""
         return self.digest[:ID_BYTES]
 
+    def difference(self, other: "Namespace") -> str:
+        """The first field that differs, for people: what it is here, and what in ``other``; empty
+        where none does.
+        """
+        ours, theirs = dict(self.fields), dict(other.fields)
+        for name in sorted({*ours, *theirs}):
+            here, there = ours.get(name), theirs.get(name)
+            if (type(here), here) != (type(there), there):
+                return f"{name} is {_shown(here)} here and {_shown(there)} there"
+        return ""
+
     def encode(self) -> bytes:
         """The canonical, length-prefixed encoding; see docs/format.md."""
         out = [MAGIC, struct.pack("<I", len(self.fields))]
@@ -64,6 +75,13 @@ class Namespace:
         if namespace.encode() != data or sorted(set(names)) != names:
             raise ValueError("not a namespace in canonical form")
         return namespace
+
+
+def _shown(value: FieldValue | None) -> str:
+    """A value for people; of a digest its beginning."""
+    if value is None:
+        return "missing"
+    return value.hex()[:16] if isinstance(value, bytes) else repr(value)
 
 
 def _encode_value(value: FieldValue) -> tuple[bytes, bytes]:

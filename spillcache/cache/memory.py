@@ -14,6 +14,12 @@ SHARE = 0.8
 """Of the memory that is available when the tier opens, with the model already loaded."""
 
 
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """What machine and cgroup can still give, or None where nothing tells. Any thread."""
+    found = [a for a in (_machine(root), _cgroup(root)) if a is not None]
+    return min(found, default=None)
+
+
 def clamp_ram(asked_bytes: int, root: Path = Path("/")) -> int:
     """``asked_bytes``, or less when the machine or the cgroup can't give that; warns then, unless
     no limit was asked for. That, where nothing tells what there is, comes to the default.
@@ -21,10 +27,10 @@ def clamp_ram(asked_bytes: int, root: Path = Path("/")) -> int:
     ``root``: where /proc and /sys are. Sources: proc(5), the kernel's cgroup-v1 and cgroup-v2
     documents.
     """
-    available = [a for a in (_machine(root), _cgroup(root)) if a is not None]
-    if not available:
+    available = available_bytes(root)
+    if available is None:
         return CacheConfig().ram_bytes if asked_bytes >= NO_LIMIT_BYTES else asked_bytes
-    most = int(min(available) * SHARE)
+    most = int(available * SHARE)
     if asked_bytes <= most:
         return asked_bytes
     if asked_bytes >= NO_LIMIT_BYTES:

@@ -323,6 +323,19 @@ class PrefixCache:
         parts = self.geometry.parts
         return any(p not in known.parts for p in parts if boundary or p is not Part.BOUNDARY)
 
+    @property
+    def room_bytes(self) -> int:
+        """How much more fits into RAM without letting anything go."""
+        with self._lock:
+            return self._resident_bytes - self._ram.used_bytes + self._waiting_bytes
+
+    def copies(self, chain: Chain, block: int, parts: Collection[Part]) -> BlockState:
+        """Copies of those of ``parts`` that RAM has of a whole block of ``chain``; the caller's."""
+        with self._lock:
+            known = self._ram.get(chain.hashes[block])
+            held = known.parts if known is not None else {}
+            return {part: bytes(held[part]) for part in parts if part in held}
+
     def offer(self, chain: Chain, block: int, state: BlockState) -> None:
         """Keep a copy of the state of whole block ``block`` of ``chain``, or, after the last, of
         its tail; the caller keeps its buffers.

@@ -91,7 +91,6 @@ _REFUSED_BY_REASON: Mapping[str, str] = {
     "prompts are never written to logs": "--log-prompts-dir",
     "give --log-format json": "--log-jsonl",
     "there is none": "--completion-bash",
-    "prompts are kept without it: --cache-disk DIR": "--slot-save-path",
     'requests say that themselves: "cache_prompt": false': "--no-cache-prompt",
     "an answer ends where the context does": "--context-shift",
     "all slots share -c": "--kv-unified-per-slot",

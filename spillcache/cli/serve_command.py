@@ -26,6 +26,7 @@ from spillcache.cli.more_settings import (
 )
 from spillcache.cli.more_settings import log_level as level_of
 from spillcache.cli.secret_files import api_keys, tls_files, warn_if_exposed
+from spillcache.cli.slot_flags import header_names, slot_files
 from spillcache.config import (
     MIB,
     NO_LIMIT_BYTES,
@@ -95,6 +96,8 @@ def serve(
     min_p: flags.MinP = None,
     seed: flags.Seed = None,
     n_predict: flags.Predict = None,
+    slot_save_path: flags.SlotSavePath = None,
+    slot_save_min_free: flags.SlotSaveMinFree = None,
     cache_disk: flags.CacheDisk = None,
     cache_disk_size: flags.CacheDiskSize = None,
     cache_disk_min_free: flags.CacheDiskMinFree = None,
@@ -108,6 +111,7 @@ def serve(
     cache_restore: flags.CacheRestore = _CACHE.restore,
     cache_disk_throttle: flags.CacheDiskThrottle = None,
     cache_namespace: flags.CacheNamespace = "",
+    cache_session_headers: flags.SessionHeaders = "",
     cache_isolation: guards.CacheIsolation = _SERVE.isolation,
     **more: Any,
 ) -> None:
@@ -158,6 +162,8 @@ def serve(
                 seed=seed,
                 max_tokens=_limit(n_predict),
             ),
+            slot_files=slot_files(slot_save_path, slot_save_min_free),
+            session_headers=header_names(cache_session_headers),
         ),
         cache=CacheConfig(
             ram_bytes=_ram_bytes(cache_ram),
@@ -359,6 +365,10 @@ def _run_server(settings: Settings) -> int:
         from spillcache.store.location import open_location  # noqa: PLC0415
 
         open_location(settings.store.path, settings.store.quota_bytes)
+    if (slots := settings.serve.slot_files) is not None:
+        from spillcache.store.slot_folder import open_slot_folder  # noqa: PLC0415
+
+        open_slot_folder(slots.path, slots.min_free_bytes)
     from spillcache.serve.server import run_server  # noqa: PLC0415 — a second of imports
 
     return run_server(settings)

@@ -280,6 +280,33 @@ Predict = Annotated[
         rich_help_panel=_DEFAULTS,
     ),
 ]
+SlotSavePath = Annotated[
+    Path | None,
+    typer.Option(
+        "--slot-save-path",
+        metavar="DIR",
+        help="Where POST /slots/{id} saves slots to files; without it that is off.",
+        rich_help_panel=_SERVER,
+    ),
+]
+SlotSaveMinFree = Annotated[
+    str | None,
+    typer.Option(
+        "--slot-save-min-free",
+        metavar="SIZE",
+        help="What stays free on that filesystem; 0: never mind. Default: 4GiB.",
+        rich_help_panel=_SERVER,
+    ),
+]
+SessionHeaders = Annotated[
+    str,
+    typer.Option(
+        "--cache-session-headers",
+        metavar="NAME,…",
+        help="Headers that name a conversation, as x-session-id: a hint for the choice of a slot.",
+        rich_help_panel=_CACHE,
+    ),
+]
 CacheDisk = Annotated[
     Path | None,
     typer.Option(

@@ -14,7 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spillcache.namespace import FieldValue
-from spillcache.state import BlockState, Geometry
+from spillcache.state import BlockState, Geometry, Part
+
+HEADROOM_BYTES = 8
+"""What ``Engine.import_in_place`` wants before a payload."""
 
 Tokens = NDArray[np.uint32]
 Logits = NDArray[np.float32]
@@ -229,6 +232,8 @@ class Engine(ABC):
     geometry: Geometry
     limits: Limits
     info: ModelInfo
+    part_bytes: Mapping[Part, int]
+    """The payload of each part of a whole block; a tail's have no more."""
     adapters: Sequence[Adapter] = ()
     """Their ids are their places."""
     fim: FimTokens = FimTokens()
@@ -340,6 +345,14 @@ class Engine(ABC):
         """
         self.import_(sequence, block, states[0])
         return 1
+
+    def import_in_place(self, sequence: int, block: int, memory: memoryview) -> bool:  # noqa: ARG002
+        """As ``import_``, without a copy, of a whole block that is nothing but its ``kv``.
+
+        ``memory``: HEADROOM_BYTES that are the engine's to overwrite, and the payload. False, with
+        nothing done, where the engine can't.
+        """
+        return False
 
     @abstractmethod
     def restored(self, sequence: int) -> bool:

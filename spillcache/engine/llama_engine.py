@@ -4,7 +4,6 @@
 out of a live sequence (``export``) or bring them in (``import_``) without disturbing it.
 """
 
-import ctypes
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 
 from spillcache.config import EngineConfig
 from spillcache.engine.base import (
+    HEADROOM_BYTES,
     AdapterScales,
     Chunk,
     Engine,
@@ -21,7 +21,6 @@ from spillcache.engine.base import (
     Guide,
     Limits,
     Logits,
-    ModelInfo,
     Sampler,
     SamplingParams,
     SelfTest,
@@ -31,6 +30,7 @@ from spillcache.engine.llama_adapters import LlamaAdapters
 from spillcache.engine.llama_batch import LlamaBatch
 from spillcache.engine.llama_identity import identity_of
 from spillcache.engine.llama_import import LlamaImport
+from spillcache.engine.llama_info import model_info
 from spillcache.engine.llama_library import (
     library,
     load_model,
@@ -117,7 +117,8 @@ class LlamaEngine(Engine):
             self._lib, self._model, config, self._state, self.limits.context_tokens
         )
         self.fim = self._text.fim
-        self.info = self._info()
+        self.part_bytes = self._state.part_bytes
+        self.info = model_info(api, self._model, config.model.stem, self._text)
 
     # What it is.
 
@@ -142,20 +143,6 @@ class LlamaEngine(Engine):
             extra_words=3 if multi_rope else 0,
             window_tokens=int(self._api.llama_model_n_swa(self._model)),
             block_tokens=block,
-        )
-
-    def _info(self) -> ModelInfo:
-        api, room = self._api, ctypes.create_string_buffer(256)
-        api.llama_model_desc(self._model, room, len(room))
-        return ModelInfo(
-            name=self._config.model.stem,
-            description=room.value.decode(errors="replace"),
-            size_bytes=int(api.llama_model_size(self._model)),
-            parameters=int(api.llama_model_n_params(self._model)),
-            embedding=int(api.llama_model_n_embd(self._model)),
-            bos_token=self._text.bos_token,
-            eos_token=self._text.eos_token,
-            chat_template=self._text.template.source,
         )
 
     # Text.
@@ -318,8 +305,24 @@ class LlamaEngine(Engine):
             return False
         return True
 
-    def _import(self, sequence: int, block: int, states: Sequence[BlockState], stop: int) -> None:
-        """Append ``states``, which end at position ``stop``."""
+    def import_in_place(self, sequence: int, block: int, memory: memoryview) -> bool:
+        """See Engine."""
+        state, payload = self._state, memory[HEADROOM_BYTES:]
+        if state.kv is None or state.window is not None or state.recurrent is not None:
+            return False
+        stop = (block + 1) * self.geometry.block_tokens
+        self._import(sequence, block, [{Part.KV: payload}], stop, memory)
+        return True
+
+    def _import(
+        self,
+        sequence: int,
+        block: int,
+        states: Sequence[BlockState],
+        stop: int,
+        memory: memoryview | None = None,
+    ) -> None:
+        """Append ``states``, which end at position ``stop``. ``memory``: of ``import_in_place``."""
         known, start = self._sequences[sequence], block * self.geometry.block_tokens
         if known.length != start:
             raise StateRejected(f"block {block} does not follow a sequence of {known.length}")
@@ -328,7 +331,9 @@ class LlamaEngine(Engine):
             has_window = Part.WINDOW in states[0]
             first_windows = has_window and start > 0 and known.windows_from == start
             try:
-                self._imports.append(sequence, start, states, first_windows=first_windows)
+                self._imports.append(
+                    sequence, start, states, first_windows=first_windows, memory=memory
+                )
             except StateRejected as error:
                 if self._holds() + stop - start <= self.limits.context_tokens:
                     raise

@@ -2,13 +2,13 @@
 content.
 """
 
-import ctypes
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from spillcache.config import EngineConfig
+from spillcache.engine.llama_info import meta
 from spillcache.engine.llama_library import Library
 from spillcache.engine.llama_state import LlamaState
 from spillcache.namespace import FieldValue
@@ -18,7 +18,7 @@ def identity_of(
     lib: Library, model: Any, config: EngineConfig, state: LlamaState, context_tokens: int
 ) -> Mapping[str, FieldValue]:
     """The fields of the engine's namespace; see Engine. ``context_tokens``: the context's size."""
-    original = _meta(lib.api, model, "rope.scaling.original_context_length")
+    original = meta(lib.api, model, "rope.scaling.original_context_length")
     return {
         "engine": "llama.cpp",
         "library": lib.version,
@@ -51,15 +51,3 @@ def _chosen(config: EngineConfig) -> Mapping[str, FieldValue]:
     for key, kind, value in sorted(config.overrides):
         fields[f"override_{key}"] = f"{kind}:{value}"
     return fields
-
-
-def _meta(api: Any, model: Any, key: str) -> str | None:
-    """A fact of the model's architecture."""
-    room = ctypes.create_string_buffer(256)
-    architecture = _meta_exact(api, model, "general.architecture", room) or ""
-    return _meta_exact(api, model, f"{architecture}.{key}", room)
-
-
-def _meta_exact(api: Any, model: Any, key: str, room: Any) -> str | None:
-    count = api.llama_model_meta_val_str(model, key.encode(), room, len(room))
-    return room.value.decode(errors="replace") if count >= 0 else None

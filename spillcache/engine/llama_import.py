@@ -5,7 +5,7 @@ from one long piece of memory. Engine's thread.
 from collections.abc import Sequence
 
 from spillcache.engine.llama_memory import LlamaMemory
-from spillcache.engine.llama_sections import NO_CELLS, KVLayout, Placeholder, header
+from spillcache.engine.llama_sections import HEADER_BYTES, NO_CELLS, Placeholder, header
 from spillcache.engine.llama_state import LlamaState
 from spillcache.state import BlockState, Buffer, Part
 
@@ -24,10 +24,17 @@ class LlamaImport:
         self._call_tokens = call_tokens
 
     def append(
-        self, sequence: int, start: int, states: Sequence[BlockState], *, first_windows: bool
+        self,
+        sequence: int,
+        start: int,
+        states: Sequence[BlockState],
+        *,
+        first_windows: bool,
+        memory: memoryview | None = None,
     ) -> None:
         """Append blocks that were checked, all with the same parts, at position ``start``.
-        ``first_windows``: those before have none.
+        ``first_windows``: those before have none. ``memory``: room for a blob's header and the one
+        section that there is, so that nothing need be copied.
 
         Raises StateRejected.
         """
@@ -36,14 +43,18 @@ class LlamaImport:
         if first_windows and state.blank is not None:
             self._lay_out_windows(sequence, start, state.blank)
         if state.kv is not None:
-            pieces += _joined(state.kv, states, Part.KV)
+            pieces += state.kv.joined([each[Part.KV] for each in states])
         if state.recurrent is not None:
             pieces.append(state.recurrent.empty)
         elif state.window is not None:
-            has_window = Part.WINDOW in states[0]
-            pieces += _joined(state.window, states, Part.WINDOW) if has_window else [NO_CELLS]
+            windows = [each[Part.WINDOW] for each in states if Part.WINDOW in each]
+            pieces += state.window.joined(windows) if windows else [NO_CELLS]
         try:
-            self._memory.write(self._spare, pieces)
+            if memory is None:
+                self._memory.write(self._spare, pieces)
+            else:
+                memory[:HEADER_BYTES] = header(self._spare)
+                self._memory.set(self._spare, memory, len(memory))
             self._memory.copy(self._spare, sequence)
         finally:  # what was half written must not be in the next block
             self._memory.drop(self._spare)
@@ -78,10 +89,3 @@ class LlamaImport:
             self._memory.copy(self._spare, sequence, max(first, kept), last)
         finally:
             self._memory.drop(self._spare)
-
-
-def _joined(layout: KVLayout, states: Sequence[BlockState], part: Part) -> Sequence[Buffer]:
-    """The pieces of one section with the cells of all ``states``."""
-    if len(states) == 1:
-        return [states[0][part]]
-    return layout.joined([state[part] for state in states])

@@ -93,7 +93,9 @@ class LlamaMemory:
             at += len(piece)
         self.set(sequence, self._buffer, size, flags)
 
-    def set(self, sequence: int, blob: bytearray | mmap, size: int, flags: int = 0) -> None:
+    def set(
+        self, sequence: int, blob: bytearray | mmap | memoryview, size: int, flags: int = 0
+    ) -> None:
         """As ``write``, from the first ``size`` bytes of one buffer."""
         source = (ctypes.c_uint8 * size).from_buffer(blob)
         count = self._api.llama_state_seq_set_data_ext(self._context, source, size, sequence, flags)

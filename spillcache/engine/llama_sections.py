@@ -91,8 +91,10 @@ class KVLayout:
     def joined(self, sections: Sequence[Buffer]) -> list[Buffer]:
         """The pieces of one section with the cells of all ``sections``, in their order.
 
-        Not for transposed V, where it is each row that would have to be joined.
+        Several not for transposed V, where it is each row that would have to be joined.
         """
+        if len(sections) == 1:
+            return list(sections)
         views = [memoryview(section).cast("B") for section in sections]
         at = _CELLS_AT + self.cells * self.cell_bytes
         pieces: list[Buffer] = [_U32X2.pack(1, self.cells * len(views))]

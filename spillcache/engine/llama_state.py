@@ -92,6 +92,16 @@ class LlamaState:
             boundary_stride=stride,
         )
 
+    @property
+    def part_bytes(self) -> Mapping[Part, int]:
+        """See Engine."""
+        layouts: dict[Part, KVLayout | RecurrentLayout | None] = {
+            Part.KV: self.kv,
+            Part.WINDOW: self.window,
+            Part.BOUNDARY: self.recurrent,
+        }
+        return {part: layout.size for part, layout in layouts.items() if layout is not None}
+
     def spoiled(self, state: BlockState) -> Mapping[Part, Buffer]:
         """The same block with zero rows: what the self-test imports to see that importing
         matters.

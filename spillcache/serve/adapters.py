@@ -87,6 +87,22 @@ class Namespaces:
             namespace = self._made[scales] = self._make(scales)
         return namespace
 
+    def like(self, wanted: Namespace) -> Namespace:
+        """Ours that is the same as ``wanted``, whichever adapters that takes; raises ValueError,
+        with the field that differs, where there is none.
+        """
+        fields = dict(wanted.fields)
+        by_digest = {adapter.digest: number for number, adapter in enumerate(self._known)}
+        scales: dict[int, float] = {}
+        for place in range(len(self._known)):
+            digest, scale = fields.get(f"lora_{place}"), fields.get(f"lora_{place}_scale")
+            if digest in by_digest and isinstance(scale, float) and digest is not None:
+                scales[by_digest[digest]] = scale
+        ours = self.of(tuple(sorted(scales.items())))
+        if difference := ours.difference(wanted):
+            raise ValueError(difference)
+        return ours
+
     def has(self, namespace: Namespace) -> bool:
         """Whether ``of`` has made it; no longer for sure once it has made very many."""
         return any(namespace is made for made in self._made.values())

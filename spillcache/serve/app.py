@@ -25,6 +25,7 @@ from spillcache.serve.openai_routes import openai_router
 from spillcache.serve.openapi import describe
 from spillcache.serve.origin import Hosts
 from spillcache.serve.root_route import openapi_router, root_router, route_names
+from spillcache.serve.slot_routes import slot_router
 
 _ROUTER_ERRORS = {
     404: ("not_found_error", "not_found"),
@@ -46,6 +47,7 @@ def create_app(service: Door) -> FastAPI:
         native_router(service),
         meta_router(service),
         cache_router(service),
+        slot_router(service),
     ]
     routers.append(openapi_router(describe([r for router in routers for r in router.routes])))
     app.state.routes = route_names(routers)

@@ -21,13 +21,13 @@ def fits(job: Job, slots: Sequence[Slot], engine: Engine) -> bool:
 
 
 def to_clear(slot: Slot, tokens: int, slots: Sequence[Slot], engine: Engine) -> list[Slot]:
-    """The idle slots, least recently used first, that must be emptied so that ``slot`` may hold
-    ``tokens``.
+    """The idle slots that must be emptied so that ``slot`` may hold ``tokens``, in the order in
+    which they give way.
     """
     lengths = {s.index: engine.length(s.index) for s in slots if s is not slot}
     over = sum(lengths.values()) + tokens - engine.limits.context_tokens
     chosen = []
-    for other in sorted(slots, key=lambda s: s.last_use):
+    for other in sorted(slots, key=lambda s: s.precedence):
         if over <= 0:
             break
         if other.phase is Phase.IDLE and lengths.get(other.index):
@@ -37,12 +37,12 @@ def to_clear(slot: Slot, tokens: int, slots: Sequence[Slot], engine: Engine) -> 
 
 
 def gives_way(slots: Sequence[Slot], engine: Engine) -> Slot | None:
-    """Whose cells a full context takes next: the least recently used idle slot's, or else the
+    """Whose cells a full context takes next: the first idle slot's that gives way, or else the
     youngest request's; None if there is but one.
     """
     idle = [s for s in slots if s.phase is Phase.IDLE and engine.length(s.index)]
     if idle:
-        return min(idle, key=lambda slot: slot.last_use)
+        return min(idle, key=lambda slot: slot.precedence)
     busy = [s for s in slots if s.job is not None]
     if len(busy) < 2:
         return None

@@ -10,7 +10,9 @@ from spillcache.errors import SpillcacheError
 from spillcache.metrics import Metrics
 from spillcache.serve.adapters import Adapters
 from spillcache.serve.job import GenerationRequest, Listener, Ticket
+from spillcache.serve.slot_actions import SlotDone
 
+SlotAction = Literal["save", "restore", "erase"]
 State = Literal["loading", "ready", "failed", "stopping", "stopped"]
 
 
@@ -60,6 +62,14 @@ class Door(Protocol):
 
     def slots(self) -> list[bool]:
         """Which slots work on a request now; raises NotReady until the model is loaded."""
+
+    def slot_action(self, action: SlotAction, slot: int, name: str) -> SlotDone:
+        """Do it; blocks its thread, and lowers its priority. May raise any SlotFileError, NotReady
+        and Overloaded. ``name``: the file's; not looked at to erase.
+        """
+
+    def slot_actions(self) -> dict[int, str]:
+        """Which slots have an action at work now, and which it is."""
 
     def stop(self, progress: Callable[[str], None], drain_s: float | None = None) -> None:
         """End running answers, save, close; blocks for seconds and tells its progress in lines."""

@@ -13,6 +13,10 @@ from spillcache.errors import (
     Overloaded,
     PromptTooLong,
     RequestError,
+    SlotFileError,
+    SlotFileMissing,
+    SlotFileNoMemory,
+    SlotFilesOff,
     SpillcacheError,
     Unauthorized,
 )
@@ -28,6 +32,9 @@ _TYPES: dict[type[RequestError], str] = {
     BodyTooLate: "timeout_error",
     Overloaded: "rate_limit_error",
     NotReady: "unavailable_error",
+    SlotFilesOff: "not_supported_error",
+    SlotFileMissing: "not_found_error",
+    SlotFileNoMemory: "unavailable_error",
 }
 
 
@@ -49,17 +56,22 @@ def describe_error(error: SpillcacheError) -> tuple[int, dict[str, Any]]:
     """The HTTP status and the JSON object of one of our errors."""
     if not isinstance(error, RequestError):
         return 500, error_object(without_paths(str(error)), "server_error", error.code)
-    kind = _TYPES.get(type(error), "invalid_request_error")
+    other = "server_error" if error.status >= 500 else "invalid_request_error"
+    kind = _TYPES.get(type(error), other)
     # OpenAI's clients look for this code of theirs to know that they should shorten the prompt.
     code = "context_length_exceeded" if isinstance(error, PromptTooLong) else error.code
-    return error.status, error_object(str(error), kind, code, error.param)
+    content = error_object(str(error), kind, code, error.param)
+    if isinstance(error, SlotFileError):
+        content["error"]["kind"] = error.kind
+        content["error"] |= {"published": True} if error.published else {}
+    return error.status, content
 
 
 def error_response(error: SpillcacheError) -> JSONResponse:
     """The answer to a request that met ``error``."""
     status, content = describe_error(error)
     headers = {}
-    if isinstance(error, NotReady | Overloaded):
+    if isinstance(error, NotReady | Overloaded | SlotFileNoMemory):
         headers["Retry-After"] = str(RETRY_AFTER_S)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"

@@ -33,6 +33,8 @@ class GenerationRequest:
     """False: neither reuse nor store anything."""
     cache_store: bool = True
     """False: reuse, but store nothing."""
+    session: bytes = b""
+    """A digest of the client's name for the conversation, or nothing: a hint, see ``session``."""
     lora: tuple[tuple[int, float], ...] | None = None
     """LoRA adapters, (id, scale), as the client named them; None: the server's choice."""
 

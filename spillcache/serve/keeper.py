@@ -68,10 +68,17 @@ class Keeper:
         return bool(stride) and (block + 1) % stride == 0
 
     def end_turn(self, slot: Slot, request: GenerationRequest | None) -> None:
-        """Keep the answer's last boundary and the tail, and count a use of the conversation.
+        """Keep the answer's last boundary and the tail, and count a use of the conversation; never
+        raises.
 
         ``slot.chain`` is what the sequence holds. ``request``: the one that ends, unless it failed.
         """
+        try:
+            self._end_turn(slot, request)
+        except Exception:  # the answer is out: what the cache can't take must not undo that
+            log.exception("the end of a turn was not kept")
+
+    def _end_turn(self, slot: Slot, request: GenerationRequest | None) -> None:
         chain, boundary, slot.boundary = slot.chain, slot.boundary, None
         if chain is None or not self._ours(chain):
             return

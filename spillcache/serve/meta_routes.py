@@ -73,13 +73,17 @@ def meta_router(service: Door) -> APIRouter:
 
 
 def _slots(service: Door, *, fail_if_busy: bool) -> list[dict[str, Any]]:
+    """What is at work; ``action`` is there while a slot is saved, restored or erased."""
     size, busy = service.engine.limits.context_tokens, service.slots()
     if fail_if_busy and all(busy):
         raise NotReady("all slots are busy")
-    return [
+    listed: list[dict[str, Any]] = [
         {"id": index, "n_ctx": size, "speculative": False, "is_processing": works}
         for index, works in enumerate(busy)
     ]
+    for slot, action in service.slot_actions().items():
+        listed[slot]["action"] = action
+    return listed
 
 
 def _why_not_ready(service: Door) -> str:

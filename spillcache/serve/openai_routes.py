@@ -19,6 +19,7 @@ from spillcache.serve.job import DoneEvent, ErrorEvent, Event, GenerationRequest
 from spillcache.serve.request_body import read_body
 from spillcache.serve.sampling import sampling_for
 from spillcache.serve.schema import ChatBody, CompletionBody, GenerationBody
+from spillcache.serve.session import session_of
 from spillcache.serve.tenant import tenant_salt
 from spillcache.serve.text_thread import in_text_thread
 
@@ -159,7 +160,11 @@ async def answer(
     try:
         wanted = await in_text_thread(prepare)
         try:
-            wanted = replace(wanted, salt=tenant_salt(request.scope, wanted.salt))
+            wanted = replace(
+                wanted,
+                salt=tenant_salt(request.scope, wanted.salt),
+                session=session_of(request.headers, service.settings.serve.session_headers),
+            )
             events.submit(service, wanted)
         except RequestError as error:
             # The scheduler knows of prompts only; the client may have sent messages.

@@ -21,7 +21,8 @@ from spillcache.errors import (
 )
 from spillcache.serve.job import Decision, Tier
 from spillcache.serve.pace import RestorePace
-from spillcache.serve.slots import Restore
+from spillcache.serve.slots import Job, Restore
+from spillcache.serve.tally import Tally
 
 log = logging.getLogger("spillcache.serve")
 
@@ -279,6 +280,15 @@ class Restorer:
         size = self._engine.geometry.block_tokens
         if not start % size and not stop % size:
             self._cache.judge.speeds.prefilled(chain.namespace.id, start, stop, seconds)
+
+    def report(self, restore: Restore, job: Job, tally: Tally) -> None:
+        """Note in ``job`` what became of its restore, which is over."""
+        job.restore_s = time.monotonic() - restore.started
+        by_tier = self.tokens_by_tier(restore)
+        tally.restored(by_tier, job.restore_s)
+        job.count_cached(by_tier)
+        job.restored_bytes = restore.size
+        job.decision = restore.decision
 
     def tokens_by_tier(self, restore: Restore) -> dict[Tier, int]:
         """Restored tokens by the tier that they came from; empty when it was given up."""

@@ -29,6 +29,7 @@ from spillcache.namespace import Namespace
 from spillcache.serve.adapters import Adapters, Namespaces, by_adapters
 from spillcache.serve.answer_text import AnswerText
 from spillcache.serve.context_room import fits, gives_way, to_clear
+from spillcache.serve.errands import Errands
 from spillcache.serve.job import (
     ErrorEvent,
     FinishReason,
@@ -44,12 +45,16 @@ from spillcache.serve.pace import PrefillPace, RestorePace
 from spillcache.serve.prompt_plan import gives_logits, next_stop, takes_boundary
 from spillcache.serve.read_ahead import ReadAhead
 from spillcache.serve.restorer import Restorer
+from spillcache.serve.slot_actions import SlotActions
 from spillcache.serve.slot_choice import choose, take_live, usable_live
 from spillcache.serve.slots import Job, Phase, Slot
 from spillcache.serve.tally import Tally
 from spillcache.serve.trial import Trials
 
 log = logging.getLogger("spillcache.serve")
+
+ACTION_S = 0.1
+"""While slot actions are at work, the engine's thread looks up so often."""
 
 
 class Scheduler:
@@ -70,6 +75,8 @@ class Scheduler:
         self._ahead = ReadAhead()
         self._restore_pace = RestorePace()
         self._prefill_pace = PrefillPace()
+        self._errands = Errands(self._wake, self._restore_pace)
+        self.actions = SlotActions(engine, self._slots, self._errands, self._forget)
         self._trials = Trials(engine)
         self._tally = Tally(metrics)
         self._attaching: Callable[[], None] | None = None
@@ -82,9 +89,9 @@ class Scheduler:
         """Start the engine's thread."""
         self._thread.start()
 
-    def attach(self, namespace: Namespace, cache: PrefixCache) -> None:
-        """Use ``cache`` from the next request on; what the slots hold until then was never
-        offered. ``namespace``: without adapters.
+    def attach(self, namespace: Namespace, cache: PrefixCache | None) -> None:
+        """Use ``cache``, if there is one, from the next request on; what the slots hold until then
+        was never offered. ``namespace``: without adapters.
         """
 
         def attach() -> None:
@@ -93,9 +100,11 @@ class Scheduler:
                 if slot.job is None:
                     self._forget(slot)
             self._namespaces = Namespaces(namespace, self._engine.adapters)
-            self._restorer = Restorer(self._engine, cache)
-            self._keeper = Keeper(self._engine, cache, self._namespaces)
+            if cache is not None:
+                self._restorer = Restorer(self._engine, cache)
+                self._keeper = Keeper(self._engine, cache, self._namespaces)
             self._trials = Trials(self._engine, cache)
+            self.actions.attach(self._namespaces, cache)
 
         with self._wake:
             self._attaching = attach
@@ -135,20 +144,20 @@ class Scheduler:
 
     def busy(self) -> int:
         """How many slots work on a request."""
-        return sum(self.slots())
+        return sum(slot.job is not None for slot in self._slots)
 
     def slots(self) -> list[bool]:
-        """Which slots work on a request, as they are now."""
-        return [slot.job is not None for slot in self._slots]
+        """Which slots work on a request, or have an action at work, as they are now."""
+        return [slot.phase is not Phase.IDLE for slot in self._slots]
 
     # The thread.
 
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(self._has_work)
+                self._wake.wait_for(self._has_work, ACTION_S if self.actions.running() else None)
                 attaching, self._attaching = self._attaching, None
-                stop = self._stopping and (not self.busy() or time.monotonic() >= self._deadline)
+                stop = self._may_stop()
             if self._stopping:
                 self._fail_queued(NotReady("the server is stopping; ask again when it is back"))
             if stop:
@@ -162,14 +171,22 @@ class Scheduler:
                 self._fail_running(EngineError(f"internal error: {type(error).__name__}"))
         self._ahead.close()
         stopped = NotReady("the server stopped before the answer was complete")
+        self._errands.close(stopped)
         self._fail_running(stopped)
         self._fail_queued(stopped)
 
     def _has_work(self) -> bool:
-        return bool(self._queue or self.busy() or self._stopping or self._attaching)
+        if self._attaching or self.busy() or self._errands.ready or self._may_stop():
+            return True
+        return bool(self._queue and self._in(Phase.IDLE))
+
+    def _may_stop(self) -> bool:
+        idle = not any(self.slots())
+        return self._stopping and (idle or time.monotonic() >= self._deadline)
 
     def _step(self) -> None:
         self._drop_cancelled()
+        self._errands.run(alone=not self.busy())
         self._admit()
         self._read_ahead()
         self._restore_all()
@@ -259,7 +276,7 @@ class Scheduler:
         job.ticket.started = True
         engine, reuse = self._engine, job.reuses
         chain = self._chain(job)
-        choice = choose(self._slots, chain, engine, reuse=reuse)
+        choice = choose(self._slots, chain, engine, reuse=reuse, session=job.request.session)
         restore, decision = self._ahead.restore(job, chain, choice.live, self._restorer)
         unkept = choice.source.unkept
         slot, live = (choice.oldest, 0) if restore is not None else (choice.slot, choice.live)
@@ -270,7 +287,7 @@ class Scheduler:
         if not job.answer:  # else it is taken up again, and this is no longer about the prompt
             job.decision = decision
         slot.job, slot.chain, slot.last_use = job, chain, time.monotonic()
-        slot.boundary, slot.restore = None, restore
+        slot.boundary, slot.restore, slot.session = None, restore, job.request.session
         if restore is not None and not job.answer:
             restore.restored, restore.refused = job.restored, job.refused
         self._trials.inherit(slot, choice.source, live)
@@ -314,12 +331,7 @@ class Scheduler:
         slot.on_trial, slot.tail_on_trial = restore.match.blocks, restore.match.tail
         if job.answer:  # taken up again after it gave way: what is reused is not the prompt's
             return
-        job.restore_s = time.monotonic() - restore.started
-        by_tier = self._restorer.tokens_by_tier(restore)
-        self._tally.restored(by_tier, job.restore_s)
-        job.count_cached(by_tier)
-        job.restored_bytes = restore.size
-        job.decision = restore.decision
+        self._restorer.report(restore, job, self._tally)
 
     # Prefill.
 
@@ -523,11 +535,8 @@ class Scheduler:
         if slot.chain is None:
             return
         slot.chain.truncate(self._engine.length(slot.index))
-        try:
-            if self._keeper is not None:
-                self._keeper.end_turn(slot, job.request if job is not None else None)
-        except Exception:  # the answer is out: what the cache can't take must not undo that
-            log.exception("the end of a turn was not kept")
+        if self._keeper is not None:
+            self._keeper.end_turn(slot, job.request if job is not None else None)
 
     def _forget(self, slot: Slot) -> None:
         """Empty the slot; a restore into it ends."""

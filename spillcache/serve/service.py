@@ -7,19 +7,31 @@ from typing import Literal
 
 from blake3 import blake3
 
+from spillcache.cache.background import give_way
 from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.cache.spill import Flushed
 from spillcache.config import Settings
 from spillcache.engine.base import Engine, SelfTest
 from spillcache.engine.llama_engine import LlamaEngine
 from spillcache.engine.llama_library import check_model_file, model_files
-from spillcache.errors import EngineError, NotReady, SpillcacheError, StoreError, Unsupported
+from spillcache.errors import (
+    EngineError,
+    NotReady,
+    SlotFilesOff,
+    SpillcacheError,
+    StoreError,
+    Unsupported,
+)
 from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace, file_identity, remembered_digest
 from spillcache.serve.adapters import Adapters
+from spillcache.serve.door import SlotAction
 from spillcache.serve.job import GenerationRequest, Listener, Ticket
 from spillcache.serve.scheduler import Scheduler
+from spillcache.serve.slot_actions import SlotDone
 from spillcache.store.block_store import BlockStore
+from spillcache.store.cipher import read_key
+from spillcache.store.slot_folder import SlotFolder, open_slot_folder
 
 log = logging.getLogger("spillcache.serve")
 
@@ -45,6 +57,7 @@ class Service:
         self._cache_off = "the model loads"
         self._verdict: SelfTest | None = None
         self._stop_loading = threading.Event()
+        self._slot_folder: SlotFolder | None = None
         self._digest: list[bytes] | None = None
         self._hashed = threading.Event()
         self._loader = threading.Thread(target=self._load, name="spillcache-load", daemon=True)
@@ -90,8 +103,15 @@ class Service:
     def _open_store(self) -> None:
         for path in model_files(self.settings.engine.model):
             check_model_file(path)
-        if self.settings.store is not None:
-            self._store = BlockStore.open(self.settings.store, self.metrics)
+        slot_files, store = self.settings.serve.slot_files, self.settings.store
+        if slot_files is not None:
+            key = store.key_file if store is not None else None
+            self._slot_folder = open_slot_folder(
+                slot_files.path, slot_files.min_free_bytes, None if key is None else read_key(key)
+            )
+        if store is not None:
+            self._store = BlockStore.open(store, self.metrics)
+        if store is not None or slot_files is not None:
             threading.Thread(target=self._hash, name="spillcache-hash", daemon=True).start()
 
     def _load_engine(self) -> None:
@@ -180,10 +200,11 @@ class Service:
         if not verdict.passed:
             self._cache_off = f"self-test: {verdict.detail}"
             return
-        if self._store is None:
-            if self.settings.cache.ram_bytes <= 0:
-                self._cache_off = "--cache-ram is 0 and there is no --cache-disk"
+        if self._store is None and self.settings.cache.ram_bytes <= 0:
+            self._cache_off = "--cache-ram is 0 and there is no --cache-disk"
+            if self._slot_folder is None:
                 return
+        elif self._store is None and self._slot_folder is None:
             # Without a disk nothing outlives the process, so the model's content need not be known.
             self._attach(Namespace.of(dict(engine.identity)))
             return
@@ -204,10 +225,11 @@ class Service:
         with self._changed:
             if self._state in {"stopping", "stopped", "failed"}:
                 return
-            self._cache = PrefixCache(
-                self.settings.cache, engine.geometry, self._store, self.metrics
-            )
-        self._cache_off = ""
+            if self._store is not None or self.settings.cache.ram_bytes > 0:
+                self._cache_off = ""
+                self._cache = PrefixCache(
+                    self.settings.cache, engine.geometry, self._store, self.metrics
+                )
         scheduler.attach(namespace, self._cache)
 
     # Up.
@@ -241,6 +263,28 @@ class Service:
         if self._cache is None:
             raise NotReady(f"the disk tier is not in use: {self._cache_off}")
         return self._cache.flush(timeout_s)
+
+    def slot_action(self, action: SlotAction, slot: int, name: str) -> SlotDone:
+        """See Door."""
+        scheduler, folder, verdict = self._scheduler, self._slot_folder, self._verdict
+        if self.settings.serve.slot_files is None:
+            raise SlotFilesOff("slots are not saved to files: start with --slot-save-path DIR")
+        if scheduler is None or folder is None or verdict is None or self._state != "ready":
+            raise self._not_ready()
+        if not verdict.passed:
+            raise SlotFilesOff(f"this model's state can't be moved: {verdict.detail}")
+        if self._hashed.is_set() and self._digest is None:
+            raise SlotFilesOff("the model's content can't be hashed, see the log: whose is a file?")
+        give_way()
+        if action == "erase":
+            return scheduler.actions.erase(slot)
+        if action == "save":
+            return scheduler.actions.save(slot, folder, name)
+        return scheduler.actions.restore(slot, folder, name)
+
+    def slot_actions(self) -> dict[int, str]:
+        """See Door."""
+        return self._scheduler.actions.running() if self._scheduler is not None else {}
 
     @property
     def adapters(self) -> Adapters:

@@ -27,23 +27,32 @@ class Choice:
     oldest: Slot
 
 
-def choose(slots: Sequence[Slot], chain: Chain, engine: Engine, *, reuse: bool) -> Choice:
+def choose(
+    slots: Sequence[Slot], chain: Chain, engine: Engine, *, reuse: bool, session: bytes = b""
+) -> Choice:
     """The choice for a prompt; at least one slot is idle. ``reuse``: whether live state may be
-    used.
+    used. ``session``: whose prompt it is, if the client says so.
 
     A conversation goes on in its own slot. A prompt that only shares a beginning with it is forked
     into the least recently used idle slot, so that the other conversation stays live, unless most
-    of that would be kept anyway.
+    of that would be kept anyway. A session's prompt takes the slot that served the session last,
+    also where its history was rewritten, unless another slot holds more of it: then that is forked
+    there.
     """
     idle = [slot for slot in slots if slot.phase is Phase.IDLE]
-    oldest = min(idle, key=lambda slot: (engine.length(slot.index) > 0, slot.last_use))
+    own = next((slot for slot in idle if session and slot.session == session), None)
+    oldest = own or min(idle, key=lambda slot: (engine.length(slot.index) > 0, slot.precedence))
     if not reuse:
         return Choice(oldest, oldest, 0, oldest)
     lives = [(usable_live(slot, chain, engine), slot) for slot in slots]
-    live, source = max(lives, key=lambda pair: (pair[0], pair[1].phase is Phase.IDLE))
+    live, source = max(
+        lives, key=lambda pair: (pair[0], pair[1] is own, pair[1].phase is Phase.IDLE)
+    )
     if live == 0:
         return Choice(oldest, oldest, 0, oldest)
-    if source.phase is Phase.IDLE and 2 * live >= engine.length(source.index):
+    others = bool(session and source.session) and source is not own
+    most = 2 * live >= engine.length(source.index) and not others
+    if source is own or (source.phase is Phase.IDLE and most):
         return Choice(source, source, live, oldest)
     return Choice(oldest, source, live, oldest)
 

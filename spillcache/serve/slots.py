@@ -115,6 +115,8 @@ class Phase(Enum):
     RESTORE = "restore"
     PREFILL = "prefill"
     DECODE = "decode"
+    FILE = "file"
+    """A slot action has it: no request is given it until that is over."""
 
 
 @dataclass(slots=True)
@@ -146,6 +148,10 @@ class Restore:
         self.stream.close()
 
 
+SESSION_S = 600.0
+"""So long after its last request a session's slot outlasts those of requests without one."""
+
+
 @dataclass(slots=True, eq=False)
 class Slot:
     """One sequence of the engine. ``chain`` starts with the tokens that the sequence holds."""
@@ -157,6 +163,10 @@ class Slot:
     restore: Restore | None = None
     boundary: tuple[int, BlockState] | None = None
     """The latest boundary met while decoding: kept when the turn ends."""
+    action: str = ""
+    """What a slot action does with it: save, restore or erase."""
+    session: bytes = b""
+    """The digest of the session that it served last, if clients name one."""
     last_use: float = 0.0
     on_trial: int = 0
     """Restored blocks in the sequence that have not given logits yet: see ``trial``."""
@@ -164,6 +174,14 @@ class Slot:
     """Whether a request that stores nothing computed some of it, so that the tiers lack it."""
     tail_on_trial: BlockHash | None = None
     """The tail among them, if there is one."""
+
+    @property
+    def precedence(self) -> tuple[bool, float]:
+        """Of idle slots, the lowest gives way first: one that serves no session, or none that was
+        heard of lately, and of those the one that was not used for longest.
+        """
+        is_kept = bool(self.session) and time.monotonic() - self.last_use < SESSION_S
+        return is_kept, self.last_use
 
     def keep_boundary(self, block: int, state: BlockState) -> None:
         """Copy the boundary at the end of ``block``, in place of an earlier one."""

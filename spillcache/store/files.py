@@ -190,6 +190,10 @@ class Files:
             return False
         return True
 
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file another name of the same directory; what had it is gone."""
+        source.replace(target)
+
     def unlink(self, path: Path) -> None:
         """Remove a file."""
         path.unlink()

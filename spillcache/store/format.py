@@ -49,6 +49,8 @@ class RecordClass(IntEnum):
     """One part of a partial last block; its tokens stand before the payload."""
     NAMESPACE = 3
     """The encoding of a namespace, before its first record in the segment."""
+    TOKENS = 4
+    """The tokens of a slot file; never in a segment."""
 
 
 class FormatError(ValueError):
@@ -60,7 +62,8 @@ def padded(size_bytes: int) -> int:
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
-def _checksum(data: Buffer) -> bytes:
+def checksum(data: Buffer) -> bytes:
+    """What stands at the end of a header, over all before it."""
     return blake3(data).digest(length=CHECKSUM_BYTES)
 
 
@@ -78,7 +81,7 @@ class SegmentHeader:
         head = _SEGMENT.pack(
             SEGMENT_MAGIC, FORMAT, PAGE_BYTES, self.segment, self.store_id, self.created_ns
         )
-        return (head + _checksum(head)).ljust(PAGE_BYTES, b"\0")
+        return (head + checksum(head)).ljust(PAGE_BYTES, b"\0")
 
     @classmethod
     def parse(cls, data: Buffer) -> "SegmentHeader":
@@ -89,7 +92,7 @@ class SegmentHeader:
         magic, number, size, segment, store_id, created_ns = _SEGMENT.unpack_from(data)
         if magic != SEGMENT_MAGIC:
             raise FormatError("not a segment: wrong magic")
-        if _checksum(data[: _SEGMENT.size]) != data[_SEGMENT.size : end]:
+        if checksum(data[: _SEGMENT.size]) != data[_SEGMENT.size : end]:
             raise FormatError("the segment header's checksum is wrong")
         if (number, size) != (FORMAT, PAGE_BYTES):
             raise FormatError(f"segment format {number} with a header of {size} bytes is unknown")
@@ -175,7 +178,7 @@ class RecordHeader:
         magic, kind, part, codec, rank, tail_tokens, *rest, key_id = _RECORD.unpack_from(data)
         if magic != RECORD_MAGIC:
             raise FormatError("not a record: wrong magic")
-        if _checksum(data[: _RECORD.size]) != data[_RECORD.size : RECORD_HEADER_BYTES]:
+        if checksum(data[: _RECORD.size]) != data[_RECORD.size : RECORD_HEADER_BYTES]:
             raise FormatError("the record header's checksum is wrong")
         fields = (kind, part, codec, rank, *rest, tail_tokens, key_id)
         header = cls(*fields)

@@ -61,6 +61,14 @@ def test_requests_carry_a_status_and_the_field_at_fault() -> None:
         "REQUEST_UNAUTHORIZED": 401,
         "SERVER_OVERLOADED": 429,
         "SERVER_NOT_READY": 503,
+        "SLOT_FILE": 500,
+        "SLOT_FILES_OFF": 501,
+        "SLOT_NOT_JSON": 415,
+        "SLOT_FILE_INVALID": 400,
+        "SLOT_FILE_MISSING": 404,
+        "SLOT_FILE_NO_ROOM": 507,
+        "SLOT_FILE_NO_MEMORY": 503,
+        "SLOT_FILE_IO": 500,
     }
     error = RequestError("temperature must be at least 0", "temperature")
     assert (str(error), error.param) == ("temperature must be at least 0", "temperature")

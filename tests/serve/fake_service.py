@@ -19,6 +19,7 @@ from spillcache.errors import NotReady, SpillcacheError
 from spillcache.metrics import Metrics
 from spillcache.serve.adapters import Adapters
 from spillcache.serve.job import DoneEvent, ErrorEvent, TextEvent, Ticket, Timings, Usage
+from spillcache.serve.slot_actions import SlotDone
 
 BOS, EOS = 256, 257
 
@@ -124,6 +125,8 @@ class FakeService:
         self.engine_in_use = FakeEngine()
         self.threads = []
         self.flushes = []
+        self.asked = []
+        self.actions = {}
         known = [Adapter(i, name, bytes([i] * 32), 1.0) for i, name in enumerate(("a", "b"))]
         self.known_adapters = Adapters(known)
         self.flushed = Flushed(12, 3456, 0.25, 0, complete=True)
@@ -155,6 +158,15 @@ class FakeService:
 
     def slots_total(self):
         return 2
+
+    def slot_actions(self):
+        return self.actions
+
+    def slot_action(self, action, slot, name):
+        self.asked.append((action, slot, name))
+        if self.script.refuse is not None:
+            raise self.script.refuse
+        return SlotDone(84, 14309796, 0.0495)
 
     def submit(self, request, listener):
         if self.script.refuse is not None:

@@ -18,7 +18,9 @@ from spillcache.config import (
     AdapterFile,
     CacheConfig,
     EngineConfig,
+    ServeConfig,
     Settings,
+    SlotFilesConfig,
     StoreConfig,
 )
 from spillcache.engine.base import SelfTest
@@ -27,6 +29,8 @@ from spillcache.errors import (
     EngineError,
     ModelLoadError,
     NotReady,
+    SlotFileInvalid,
+    SlotFilesOff,
     StoreFormatError,
     StoreIndexError,
     Unsupported,
@@ -228,6 +232,52 @@ def test_where_a_flush_has_nowhere_to_go_it_says_so(
     monkeypatch.setattr(LlamaEngine, "self_test", lambda _: verdict)
     with Running(settings(model, tmp_path / "e")) as run, pytest.raises(NotReady, match="it lies"):
         run.service.flush(1)
+
+
+def with_slots(model: Path, path: Path, ram_bytes: int = 0) -> Settings:
+    config = settings(model, None, ram_bytes=ram_bytes)
+    return replace(config, serve=ServeConfig(slot_files=SlotFilesConfig(path, 0)))
+
+
+@pytest.mark.parametrize("ram_bytes", [0, 256 * MIB])
+def test_slots_are_saved_without_any_tier(
+    gguf_model: ModelShelf, tmp_path: Path, ram_bytes: int
+) -> None:
+    asked = prompt(200)
+    with Running(with_slots(gguf_model("llama"), tmp_path / "s", ram_bytes)) as run:
+        assert run.health["cache"]["ram"]["on"] is bool(ram_bytes)
+        run.answer(asked, 4)
+        assert run.service.slot_action("save", 0, "a").tokens == 203
+        assert run.service.slot_action("erase", 0, "").tokens == 203
+        assert run.service.slot_action("restore", 0, "a").tokens == 203
+        assert run.service.slot_actions() in ({}, {0: "restore"})
+    with pytest.raises(NotReady):
+        run.service.slot_action("save", 0, "a")
+    # The model's content is in the file's namespace, though no store needs it.
+    with (
+        Running(with_slots(gguf_model("llama", seed=5), tmp_path / "s")) as run,
+        pytest.raises(SlotFileInvalid, match="model_0 is"),
+    ):
+        run.service.slot_action("restore", 0, "a")
+
+
+def test_slot_files_are_off_where_state_can_not_be_moved_or_is_not_known(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_slots(gguf_model("llama"), tmp_path / "s")
+    with Running(settings(config.engine.model, None)) as run, pytest.raises(SlotFilesOff):
+        run.service.slot_action("save", 0, "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(LlamaEngine, "self_test", lambda _: SelfTest(False, False, "no luck"))
+        with Running(config) as run, pytest.raises(SlotFilesOff, match="no luck"):
+            run.service.slot_action("save", 0, "a")
+
+    def fail(*_: object) -> bytes:
+        raise OSError("unreadable")
+
+    monkeypatch.setattr(module, "remembered_digest", fail)
+    with Running(config) as run, pytest.raises(SlotFilesOff, match="hashed"):
+        run.service.slot_action("save", 0, "a")
 
 
 def test_what_fails_to_load_is_said(tmp_path: Path) -> None:

@@ -1,0 +1,190 @@
+"""What a slot file holds, on its way into a slot, and then into RAM."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from spillcache.cache.policy import needed
+from spillcache.cache.prefix_cache import PrefixCache
+from spillcache.chain import Chain
+from spillcache.config import MIB
+from spillcache.engine.base import HEADROOM_BYTES, Engine
+from spillcache.errors import (
+    EngineError,
+    SlotFileInvalid,
+    SlotFileIOError,
+    SlotFileNoMemory,
+    StateRejected,
+)
+from spillcache.serve.context_room import to_clear
+from spillcache.serve.errands import Errands, GoOn
+from spillcache.serve.slots import Phase, Slot
+from spillcache.state import BlockState, Geometry, Part
+from spillcache.store.slot_reader import SlotState
+
+RUN_BYTES = 8 * MIB
+IN_PLACE_BYTES = 1 * MIB
+"""What is smaller is copied, so that many go in at once."""
+RUN_BLOCKS = 128
+"""So much is imported in one call, where nobody waits for its end."""
+
+
+def check_parts(state: SlotState, geometry: Geometry) -> None:
+    """Raise SlotFileInvalid unless ``state`` has all that going on from its end needs."""
+    tail, blocks = state.tail_tokens, state.chain.blocks
+    for index, parts in enumerate(state.parts):
+        wanted = needed(geometry, index, blocks, ends=not tail)
+        if index == blocks:
+            wanted = geometry.parts
+        if missing := [part.name.lower() for part in wanted if part not in parts]:
+            raise SlotFileInvalid(
+                f"the slot file lacks {missing[0]} of block {index}; the slot is as it was",
+                param="filename",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SlotImport:
+    """One restore into one slot, which is taken. On the action's thread, but for what it has the
+    engine's do.
+    """
+
+    engine: Engine
+    slot: Slot
+    slots: Sequence[Slot]
+    errands: Errands
+    forget: Callable[[Slot], None]
+    """Empties a slot; on the engine's thread."""
+
+    def restore(self, state: SlotState) -> None:
+        """Replace what the slot holds; raises SlotFileNoMemory, with the slot as it was, and
+        SlotFileIOError, with the slot empty.
+        """
+        self.errands.do(lambda: self._make_room(len(state.chain)))
+        try:
+            block = 0
+            while block < len(state.parts):
+                block = self.errands.move(self._some(state, block)).result()
+            self.errands.do(lambda: self._finish(state))
+        except BaseException as error:
+            self.errands.do(lambda: self.forget(self.slot))
+            if isinstance(error, EngineError):
+                raise SlotFileIOError(
+                    f"the engine did not take the file's state: {error}; the slot is empty now"
+                ) from error
+            raise
+
+    def _make_room(self, tokens: int) -> None:
+        """Empty the slot, and idle ones where the context needs it; nothing if that won't do."""
+        held = sum(
+            self.engine.length(each.index)
+            for each in self.slots
+            if each is not self.slot and each.phase is not Phase.IDLE
+        )
+        if held + tokens > self.engine.limits.context_tokens:
+            raise SlotFileNoMemory(
+                f"the context of {self.engine.limits.context_tokens} tokens has no room for "
+                f"{tokens} beside {held} that other slots work on; the slot is as it was. Ask "
+                "again when they are done, or start the server with a larger -c"
+            )
+        self.forget(self.slot)
+        for idle in to_clear(self.slot, tokens, self.slots, self.engine):
+            self.forget(idle)
+
+    def _some(self, state: SlotState, first: int) -> Callable[[GoOn], int]:
+        """Imports blocks from ``first`` on; returns the next."""
+
+        def move(go_on: GoOn) -> int:
+            block = first
+            while block < len(state.parts):
+                block += self._import_run(state, block)
+                if not go_on():
+                    break
+            return block
+
+        return move
+
+    def _import_run(self, state: SlotState, block: int) -> int:
+        """Import one block, or a few that are small; how many."""
+        index, tail = self.slot.index, state.tail_tokens
+        if block == state.chain.blocks:
+            self.engine.import_(index, block, self._needed(state, block), tail)
+            return 1
+        if self._in_place(state, block):
+            return 1
+        run: list[BlockState] = []
+        size = 0
+        for each in range(block, min(block + RUN_BLOCKS, state.chain.blocks)):
+            run.append(self._needed(state, each))
+            size += sum(len(payload) for payload in run[-1].values())
+            if size >= RUN_BYTES or self._others_wait():
+                break
+        return self.engine.import_run(index, block, run)
+
+    def _in_place(self, state: SlotState, block: int) -> bool:
+        """Import a block without a copy, if it is large and the engine can."""
+        kv = state.parts[block].get(Part.KV)
+        if kv is None or len(kv) < IN_PLACE_BYTES:
+            return False
+        memory = state.with_headroom(kv, HEADROOM_BYTES)
+        return self.engine.import_in_place(self.slot.index, block, memory)
+
+    def _others_wait(self) -> bool:
+        return any(slot.job is not None for slot in self.slots)
+
+    def _needed(self, state: SlotState, block: int) -> BlockState:
+        """What a restore of the cache's would import: the same calls, the same bits."""
+        parts, blocks, geometry = state.parts[block], state.chain.blocks, self.engine.geometry
+        if block == blocks:
+            return dict(parts)
+        wanted = needed(geometry, block, blocks, ends=not state.tail_tokens)
+        return {part: parts[part] for part in wanted}
+
+    def _finish(self, state: SlotState) -> None:
+        slot, chain = self.slot, state.chain
+        if len(chain) and not self.engine.restored(slot.index):
+            raise StateRejected("a part of the state is missing")
+        slot.chain, slot.unkept, slot.last_use = chain, state.private, time.monotonic()
+        # Until it has given logits: see ``trial``.
+        slot.on_trial = len(state.parts)
+        slot.tail_on_trial = chain.hash_of(chain.blocks) if state.tail_tokens else None
+
+
+class SlotKeeper:
+    """Offers what was restored to RAM, so that it outlives its slot, and a rewritten history finds
+    windows and boundaries.
+    """
+
+    def __init__(self, cache: PrefixCache, errands: Errands, state: SlotState) -> None:
+        """Before the slot's chain grows: its names are taken over."""
+        chain = state.chain
+        self._cache = cache
+        self._errands = errands
+        self._state = state
+        self._chain = Chain(chain.namespace, chain.block_tokens)
+        self._chain.root = chain.root
+        self._chain.extend(chain.tokens)
+
+    @property
+    def fits(self) -> bool:
+        """Whether RAM has room for it without letting go of anything."""
+        return self._state.file_bytes <= self._cache.room_bytes
+
+    def keep(self) -> None:
+        """Offer all of it, a few blocks at a time, at the pace of restores."""
+        block = 0
+        while block < len(self._state.parts):
+            block = self._errands.move(self._some(block)).result()
+        self._cache.used(self._chain)
+
+    def _some(self, first: int) -> Callable[[GoOn], int]:
+        def move(go_on: GoOn) -> int:
+            block = first
+            while block < len(self._state.parts):
+                self._cache.offer(self._chain, block, self._state.parts[block])
+                block += 1
+                if not go_on():
+                    break
+            return block
+
+        return move

@@ -1,0 +1,195 @@
+"""Writes a slot file: beside its name, durably, and only then under it.
+
+The steps are called one after another, each on any thread, but ``seal``, which may run beside
+``write`` of another piece. Those that touch the disk raise OSError.
+"""
+
+import contextlib
+import os
+import secrets
+import time
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+
+from spillcache.chain import Chain
+from spillcache.config import MIB
+from spillcache.state import Buffer, Part
+from spillcache.store.buffers import AlignedBuffer
+from spillcache.store.cipher import NO_KEY, Cipher
+from spillcache.store.files import Files, write_fully
+from spillcache.store.format import (
+    PAGE_BYTES,
+    RECORD_HEADER_BYTES,
+    TOKEN_BYTES,
+    RecordHeader,
+    bound_bytes,
+    namespace_record,
+)
+from spillcache.store.slot_format import SlotHeader, part_header, record_bytes_max, tokens_header
+from spillcache.store.small_files import TEMPORARY
+
+CALL_BYTES = 16 * MIB
+"""The most that one call writes."""
+PIECE_BYTES = 4 * MIB
+"""So much is filled, digested and written in turns, or one block, if that is larger."""
+
+
+class Piece:
+    """Records in an aligned buffer, on their way into the file. Its owner fills it; ``seal`` makes
+    the headers.
+    """
+
+    def __init__(self, least_bytes: int) -> None:
+        """``least_bytes``: one record of that many bytes must fit."""
+        self.buffer = AlignedBuffer(max(PIECE_BYTES, least_bytes))
+        self.used = 0
+        self.records: list[tuple[int, RecordHeader]] = []
+
+    def fits(self, size_bytes: int) -> bool:
+        """Whether records that take so much of the file still fit."""
+        return self.used + size_bytes <= self.buffer.size
+
+    def add(self, header: RecordHeader, *contents: Buffer) -> None:
+        """Copy a record's tail tokens and payload in; the caller keeps its buffers."""
+        at = self.used + RECORD_HEADER_BYTES
+        for content in contents:
+            self.buffer.view[at : at + len(content)] = memoryview(content).cast("B")
+            at += len(content)
+        self.records.append((self.used, header))
+        self.used += header.record_bytes
+
+    def clear(self) -> None:
+        """Make it empty again."""
+        self.used = 0
+        self.records.clear()
+
+
+class SlotFileWriter:
+    """See the module. Owns its temporary file until ``publish`` or ``abandon``."""
+
+    def __init__(
+        self, files: Files, path: Path, chain: Chain, flags: int, cipher: Cipher | None = None
+    ) -> None:
+        """``chain``: the slot's, which does not change meanwhile."""
+        self.path = path
+        self._files = files
+        self._chain = chain
+        self._flags = flags
+        self._cipher = cipher
+        self._key_id = cipher.key_id if cipher is not None else NO_KEY
+        self._temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
+        self._fd: int | None = None
+        self._at = PAGE_BYTES
+        self._parts = 0
+        self._digest = blake3()
+        self._encoding_bytes = len(chain.namespace.encode())
+
+    @property
+    def size(self) -> int:
+        """Bytes that were written so far."""
+        return self._at
+
+    # What goes into a piece.
+
+    def first_piece(self) -> Piece:
+        """The records of the namespace and the tokens, sealed."""
+        chain = self._chain
+        namespace = namespace_record(chain.namespace, time.time_ns())
+        tokens = chain.tokens.astype("<u4").tobytes()
+        piece = Piece(len(namespace) + record_bytes_max(len(tokens), chain.block_tokens))
+        piece.buffer.view[: len(namespace)] = namespace
+        self._digest.update(namespace[:RECORD_HEADER_BYTES])
+        piece.used = len(namespace)
+        piece.add(tokens_header(chain, self._key_id), tokens)
+        self.seal(piece)
+        self._parts = 0
+        return piece
+
+    def add(self, piece: Piece, block: int, part: Part, payload: Buffer) -> None:
+        """Copy one part of a block, or of the chain's tail, into ``piece``; blocks ascend."""
+        header = part_header(self._chain, block, part, len(payload), self._key_id)
+        tail = b""
+        if header.tail_tokens:
+            tail = self._chain.tail_tokens(block, header.tail_tokens).astype("<u4").tobytes()
+        piece.add(header, tail, payload)
+
+    def seal(self, piece: Piece) -> None:
+        """Encrypt and digest what was added, in the order in which pieces are written."""
+        view = piece.buffer.view
+        for at, header in piece.records:
+            start = at + RECORD_HEADER_BYTES
+            stop = start + TOKEN_BYTES * header.tail_tokens + header.raw_bytes
+            if self._cipher is not None:
+                bound = bound_bytes(header.encode())
+                for each in self._cipher.encrypt(bytes(view[start:stop]), bound):
+                    view[start : start + len(each)] = each
+                    start += len(each)
+                start, stop = at + RECORD_HEADER_BYTES, start
+            header.digest = blake3(view[start:stop]).digest()
+            head = header.encode()
+            view[at : at + RECORD_HEADER_BYTES] = head
+            view[stop : at + header.record_bytes] = bytes(at + header.record_bytes - stop)
+            self._digest.update(head)
+            self._parts += 1
+
+    # The disk.
+
+    def begin(self) -> None:
+        """Make the temporary file, which only its owner may read."""
+        self._fd = self._files.create(self._temporary)
+
+    def write(self, piece: Piece) -> None:
+        """Append a sealed piece."""
+        self._write(piece.buffer.view[: piece.used], self._at)
+        self._at += piece.used
+
+    def _write(self, view: memoryview, offset: int) -> None:
+        assert self._fd is not None  # noqa: S101 - begin was called
+        for at in range(0, len(view), CALL_BYTES):
+            write_fully(self._files, self._fd, view[at : at + CALL_BYTES], offset + at)
+        if not self._files.direct:
+            self._files.forget(self._fd, offset, len(view))
+
+    def flush(self) -> int:
+        """Write the header and return when all is on the device: the file's bytes."""
+        assert self._fd is not None  # noqa: S101 - begin was called
+        header = SlotHeader(
+            flags=self._flags,
+            block_tokens=self._chain.block_tokens,
+            tokens=len(self._chain),
+            parts=self._parts,
+            file_bytes=self._at,
+            created_ns=time.time_ns(),
+            namespace_bytes=self._encoding_bytes,
+            root=self._chain.root,
+            records_digest=self._digest.digest(),
+            key_id=self._key_id,
+        )
+        page = AlignedBuffer(PAGE_BYTES)
+        page.array[:PAGE_BYTES] = np.frombuffer(header.encode(), np.uint8)
+        self._write(page.view[:PAGE_BYTES], 0)
+        self._files.sync(self._fd)
+        self._close()
+        return self._at
+
+    def publish(self) -> None:
+        """Give the file its name; an older one of that name is gone."""
+        self._files.rename(self._temporary, self.path)
+
+    def settle(self) -> None:
+        """Return when the name is on the device."""
+        self._files.sync_directory(self.path.parent)
+
+    def abandon(self) -> None:
+        """Remove the temporary file, if it is still there; never raises OSError."""
+        with contextlib.suppress(OSError):
+            self._close()
+        with contextlib.suppress(OSError):
+            self._files.unlink(self._temporary)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            self._files.close(fd)

@@ -1,0 +1,95 @@
+"""Slot files without an engine: a conversation of made-up state."""
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+
+from spillcache.chain import Chain
+from spillcache.namespace import Namespace
+from spillcache.state import Part
+from spillcache.store.cipher import Cipher
+from spillcache.store.files import Files
+from spillcache.store.slot_reader import SlotFileReader, SlotState
+from spillcache.store.slot_writer import Piece, SlotFileWriter
+from spillcache.store.steps import Steps
+
+NAMESPACE = Namespace.of({"library": "1", "type_k": "f16"})
+SIZE = 16
+PART_BYTES = {Part.KV: 5000, Part.BOUNDARY: 300}
+State = list[dict[Part, bytes]]
+
+
+def conversation(tokens: int, salt: bytes = b"", namespace: Namespace = NAMESPACE) -> Chain:
+    return Chain(namespace, SIZE, np.arange(tokens, dtype=np.uint32) + 7, salt)
+
+
+def state_of(chain: Chain) -> State:
+    """KV of every block and the tail, and a boundary of every other one."""
+    rng = np.random.default_rng(len(chain))
+    count = -(-len(chain) // SIZE)
+    return [
+        {Part.KV: rng.bytes(5000)} | ({Part.BOUNDARY: rng.bytes(300)} if block % 2 else {})
+        for block in range(count)
+    ]
+
+
+def write(path: Path, chain: Chain, state: State, **options: object) -> int:
+    """Save it as an action would: the file's bytes."""
+    writer = writer_of(path, chain, **options)  # type: ignore[arg-type]
+    try:
+        writer.begin()
+        writer.write(writer.first_piece())
+        piece = Piece(1)
+        for block, parts in enumerate(state):
+            for part, payload in sorted(parts.items()):
+                writer.add(piece, block, part, payload)
+        writer.seal(piece)
+        writer.write(piece)
+        size = writer.flush()
+        writer.publish()
+        writer.settle()
+    finally:
+        writer.abandon()
+    return size
+
+
+def writer_of(
+    path: Path,
+    chain: Chain,
+    *,
+    flags: int = 0,
+    cipher: Cipher | None = None,
+    files: Files | None = None,
+) -> SlotFileWriter:
+    return SlotFileWriter(files or Files(), path, chain, flags, cipher)
+
+
+def read(path: Path, cipher: Cipher | None = None, files: Files | None = None) -> SlotState:
+    with SlotFileReader(files or Files(), path, Steps, cipher) as file:
+        return file.load(PART_BYTES)
+
+
+def plain(state: SlotState) -> State:
+    return [{part: bytes(view) for part, view in parts.items()} for parts in state.parts]
+
+
+class Fails(Files):
+    """Fails, or waits, in one call."""
+
+    def __init__(self, name: str, error: OSError | None = None, wait: object = None) -> None:
+        super().__init__()
+
+        def fail(*_: object, **__: object) -> None:
+            if wait is not None:
+                wait()  # type: ignore[operator]
+            if error is not None:
+                raise error
+
+        setattr(self, name, fail)
+
+
+def names(path: Path) -> list[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(each.name for each in path.iterdir())
+    return []
