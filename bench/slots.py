@@ -5,8 +5,9 @@ much KV per token as an 8B model, are saved to a slot file and restored from it,
 direct writes and reads of as many bytes: one buffer of 16 MiB, one or four calls in flight, the
 better of both, ``fdatasync`` after the writes. Memory is used once before, for that of a virtual
 machine is slow the first time, which is no matter of ours. Then another slot answers, quiet and
-beside saves and restores in turn: the longest pause in a hundred (p99) between two of its tokens. Times are
-those of the action, without HTTP; the page cache is bypassed; medians. The last line is JSON.
+beside saves and restores in turn: the longest pause in a hundred (p99) between two of its tokens.
+Times are those of the action, without HTTP; the page cache is bypassed; medians. The last line is
+JSON.
 """
 
 import argparse

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from spillcache.cache.memory import SHARE, available_bytes
 from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.chain import Chain, chain_root
-from spillcache.config import format_size
+from spillcache.config import MIB, format_size
 from spillcache.engine.base import Engine
 from spillcache.errors import (
     NotReady,
@@ -31,6 +31,7 @@ from spillcache.serve.errands import Errands
 from spillcache.serve.slot_export import SlotExport
 from spillcache.serve.slot_import import SlotImport, SlotKeeper, check_parts
 from spillcache.serve.slots import Phase, Slot
+from spillcache.store.buffers import BufferPool
 from spillcache.store.slot_folder import SlotFolder
 from spillcache.store.slot_format import PRIVATE, SALTED, SlotHeader, file_bytes_max
 from spillcache.store.slot_reader import SlotFileReader, SlotState
@@ -39,6 +40,9 @@ log = logging.getLogger("spillcache.serve")
 
 MOST_ACTIONS = 64
 """That run or wait; more are refused."""
+
+POOL_BYTES = 32 * MIB
+"""Buffers that saves leave to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class SlotActions:
         self._cache: PrefixCache | None = None
         self._bytes = threading.Lock()
         """Held by the action whose bytes move: disk and memory are one's at a time."""
+        self._pool = BufferPool(POOL_BYTES)
         self._places = threading.BoundedSemaphore(MOST_ACTIONS)
 
     def attach(self, namespaces: Namespaces, cache: PrefixCache | None) -> None:
@@ -98,7 +103,9 @@ class SlotActions:
         with self._taken(index, "save") as slot, self._bytes:
             chain = self._errands.do(lambda: _chain_of(slot, namespaces, self._engine))
             log.info("slot %d: saving %d tokens", index, len(chain))
-            export = SlotExport(self._engine, index, chain, self._errands, self._cache)
+            export = SlotExport(
+                self._engine, index, chain, self._errands, cache=self._cache, pool=self._pool
+            )
             size = export.save(folder, path, _flags(slot, chain))
         return self._done("saved", index, SlotDone(len(chain), size, time.monotonic() - began))
 

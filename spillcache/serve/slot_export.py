@@ -14,6 +14,7 @@ from spillcache.engine.base import Engine
 from spillcache.errors import SlotFileError, SlotFileIOError, StateRejected
 from spillcache.serve.errands import Errands, GoOn
 from spillcache.state import BlockState, Part
+from spillcache.store.buffers import BufferPool
 from spillcache.store.slot_folder import SlotFolder
 from spillcache.store.slot_format import file_bytes_max, record_bytes_max
 from spillcache.store.slot_writer import Piece, SlotFileWriter
@@ -38,7 +39,14 @@ class SlotExport:
     """One save of one slot, which is taken. On the action's thread."""
 
     def __init__(
-        self, engine: Engine, index: int, chain: Chain, errands: Errands, cache: PrefixCache | None
+        self,
+        engine: Engine,
+        index: int,
+        chain: Chain,
+        errands: Errands,
+        *,
+        cache: PrefixCache | None,
+        pool: BufferPool,
     ) -> None:
         """``chain``: what the slot holds; nobody changes it meanwhile."""
         self._engine = engine
@@ -46,6 +54,7 @@ class SlotExport:
         self._chain = chain
         self._errands = errands
         self._cache = cache
+        self._pool = pool
         self._count = -(-len(chain) // chain.block_tokens)
         """Blocks, the tail among them."""
         self._recent = max(RECENT_BLOCKS, engine.geometry.window_blocks)
@@ -55,7 +64,7 @@ class SlotExport:
         self._boundaries: dict[int, BlockState] = {}
         self._pieces: deque[tuple[Piece, Step[None]]] = deque()
         """Those that are being written."""
-        self._made = 0
+        self._made: list[Piece] = []
         self._said = time.monotonic()
 
     def save(self, folder: SlotFolder, path: Path, flags: int) -> int:
@@ -118,15 +127,17 @@ class SlotExport:
             filling.exception()  # the engine's thread is done with the piece, and with the slot
         while self._pieces:
             self._pieces.popleft()[1].wait()
+        for each in self._made:  # where a write hangs, or failed, they are not given back
+            self._pool.give(each.buffer)
 
     def _begin(self, writer: SlotFileWriter, disk: Steps, piece: Piece) -> tuple[Piece, Step[None]]:
         return piece, disk.begin(lambda: writer.write(piece), _WRITING)
 
     def _free_piece(self) -> Piece:
         """A new one, or the oldest, once it is written."""
-        if self._made < PIECES:
-            self._made += 1
-            return Piece(self._record_max)
+        if len(self._made) < PIECES:
+            self._made.append(Piece(self._record_max, self._pool))
+            return self._made[-1]
         piece, step = self._pieces.popleft()
         step.wait()
         piece.clear()

@@ -16,7 +16,7 @@ from blake3 import blake3
 from spillcache.chain import Chain
 from spillcache.config import MIB
 from spillcache.state import Buffer, Part
-from spillcache.store.buffers import AlignedBuffer
+from spillcache.store.buffers import AlignedBuffer, BufferPool
 from spillcache.store.cipher import NO_KEY, Cipher
 from spillcache.store.files import Files, write_fully
 from spillcache.store.format import (
@@ -41,9 +41,10 @@ class Piece:
     the headers.
     """
 
-    def __init__(self, least_bytes: int) -> None:
-        """``least_bytes``: one record of that many bytes must fit."""
-        self.buffer = AlignedBuffer(max(PIECE_BYTES, least_bytes))
+    def __init__(self, least_bytes: int, pool: BufferPool | None = None) -> None:
+        """``least_bytes``: one record of that many bytes must fit. ``pool``: whose buffer it is."""
+        size = max(PIECE_BYTES, least_bytes)
+        self.buffer = pool.take(size) if pool is not None else AlignedBuffer(size)
         self.used = 0
         self.records: list[tuple[int, RecordHeader]] = []
 
@@ -55,7 +56,8 @@ class Piece:
         """Copy a record's tail tokens and payload in; the caller keeps its buffers."""
         at = self.used + RECORD_HEADER_BYTES
         for content in contents:
-            self.buffer.view[at : at + len(content)] = memoryview(content).cast("B")
+            # By numpy, which lets other threads go on meanwhile: the disk must not wait.
+            self.buffer.array[at : at + len(content)] = np.frombuffer(content, np.uint8)
             at += len(content)
         self.records.append((self.used, header))
         self.used += header.record_bytes
