@@ -18,6 +18,8 @@ from spillcache.state import BlockState, Geometry
 
 Tokens = NDArray[np.uint32]
 Logits = NDArray[np.float32]
+Objects = Sequence[Mapping[str, Any]]
+"""JSON objects: messages, tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +167,10 @@ class Engine(ABC):
 
     @abstractmethod
     def chat_prompt(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self, messages: Objects, *, add_generation_prompt: bool = True, tools: Objects | None = None
     ) -> str:
-        """The prompt text of a conversation, by the model's chat template.
+        """The prompt text of a conversation, by the model's chat template; it is given ``tools`` as
+        OpenAI has them.
 
         Tokenise it with ``add_special=False`` when it starts with BOS, ``parse_special=True``.
         Raises RequestError when the template refuses the messages (an unknown role, an order it

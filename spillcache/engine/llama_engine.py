@@ -22,6 +22,7 @@ from spillcache.engine.base import (
     Limits,
     Logits,
     ModelInfo,
+    Objects,
     Sampler,
     SamplingParams,
     SelfTest,
@@ -201,10 +202,12 @@ class LlamaEngine(Engine):
         return self._text.is_end(token)
 
     def chat_prompt(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self, messages: Objects, *, add_generation_prompt: bool = True, tools: Objects | None = None
     ) -> str:
         """See Engine."""
-        return self._text.chat_prompt(messages, add_generation_prompt=add_generation_prompt)
+        return self._text.chat_prompt(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools
+        )
 
     # Tokens in, logits out.
 

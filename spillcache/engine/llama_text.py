@@ -104,10 +104,16 @@ class LlamaText:
         return known
 
     def chat_prompt(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """See Engine."""
-        return self.template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self.template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools
+        )
 
     def _name(self, token: int) -> str:
         """A token's text, also a control token's; none for an id that means "no such token"."""
