@@ -154,9 +154,9 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for, maybe a part of a UTF-8 character; none for a control
-        token.
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes that a token stands for, maybe a part of a UTF-8 character; a control token's
+        name if ``special``, else none for it.
         """
 
     @abstractmethod

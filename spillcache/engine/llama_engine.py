@@ -189,9 +189,9 @@ class LlamaEngine(Engine):
         """See Engine."""
         return self._text.tokenize(text, add_special=add_special, parse_special=parse_special)
 
-    def token_bytes(self, token: int) -> bytes:
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
         """See Engine."""
-        return self._text.token_bytes(token)
+        return self._text.token_bytes(token, special=special)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """See Engine."""

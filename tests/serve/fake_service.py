@@ -58,14 +58,21 @@ class FakeEngine:
             tokens += piece.encode()
         return tokens
 
-    def token_bytes(self, token):
-        return bytes([token]) if token < 256 else b""
+    def token_bytes(self, token, *, special=False):
+        if token < 256:
+            return bytes([token])
+        return {BOS: b"<s>", EOS: b"</s>"}[token] if special else b""
 
     def detokenize(self, tokens):
         return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
 
-    def chat_prompt(self, messages, *, add_generation_prompt=True):
-        return self.template.render(messages, add_generation_prompt=add_generation_prompt)
+    def chat_prompt(self, messages, *, add_generation_prompt=True, tools=None):
+        return self.template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools
+        )
+
+    def is_end(self, token):
+        return token == EOS
 
 
 @dataclass
