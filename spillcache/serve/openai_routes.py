@@ -10,7 +10,10 @@ from spillcache.config import Settings
 from spillcache.engine.base import Engine
 from spillcache.errors import NotReady, PromptTooLong, RequestError
 from spillcache.serve.answer_events import AnswerEvents
-from spillcache.serve.answer_format import AnswerForm, ChatFormat, CompletionFormat
+from spillcache.serve.answer_format import AnswerForm, CompletionFormat
+from spillcache.serve.call_texts import CallTexts
+from spillcache.serve.chat_format import ChatFormat
+from spillcache.serve.conversation import Conversation
 from spillcache.serve.door import Door
 from spillcache.serve.event_stream import EventStream
 from spillcache.serve.http_errors import error_object
@@ -18,6 +21,7 @@ from spillcache.serve.job import DoneEvent, ErrorEvent, Event
 from spillcache.serve.request_body import read_body
 from spillcache.serve.schema import ChatBody, CompletionBody, GenerationBody
 from spillcache.serve.text_thread import in_text_thread
+from spillcache.serve.turn import Turn
 
 _TOKEN_BYTES_MAX = 256
 """No vocabulary has longer tokens, but for runs of white space in some."""
@@ -39,11 +43,20 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
     @router.post("/chat/completions")
     async def chat_completions(request: Request) -> Response:
         engine = service.engine
-        body = await read_body(request, ChatBody)
+        body = (await read_body(request, ChatBody)).held()
         form = ChatFormat(
             name, include_usage=body.include_usage, return_tokens=bool(body.return_tokens)
         )
-        return await answer(service, request, body, form, lambda: chat_tokens(engine, body))
+        turn = begin_turn(service, body)
+        chat = conversation(service, body)
+
+        def tokenize() -> list[int]:
+            tokens = chat_tokens(engine, chat, turn)
+            several = body.parallel_tool_calls is not False
+            form.reads(chat.parser(), chat.named, several=several)
+            return tokens
+
+        return await answer(service, request, body, form, tokenize, turn=turn)
 
     @router.post("/v1/completions")
     @router.post("/completions")
@@ -53,7 +66,10 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
         form = CompletionFormat(
             name, include_usage=body.include_usage, return_tokens=bool(body.return_tokens)
         )
-        return await answer(service, request, body, form, lambda: prompt_tokens(engine, body))
+        turn = begin_turn(service, body)
+        return await answer(
+            service, request, body, form, lambda: prompt_tokens(engine, body, turn), turn=turn
+        )
 
     @router.get("/v1/models")
     @router.get("/models")
@@ -72,25 +88,50 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
     return router
 
 
-def chat_tokens(engine: Engine, body: ChatBody) -> list[int]:
+def begin_turn(service: Door, body: GenerationBody) -> Turn:
+    """The turn of a request, with what may be known of earlier ones."""
+    return Turn(
+        service.engine,
+        service.token_memory,
+        body.salt,
+        reads=body.cache_prompt is not False,
+        stores=body.cache_prompt is not False and body.cache_store is not False,
+    )
+
+
+def conversation(service: Door, body: ChatBody) -> Conversation:
+    """The chat of a request."""
+    stores = body.cache_prompt is not False and body.cache_store is not False
+    return Conversation(
+        service.engine,
+        body.plain_messages(),
+        body.tools or (),
+        calls=body.tool_choice != "none",
+        held=body.call_schema is not None,
+        texts=CallTexts(service.token_memory, body.salt, stores=stores),
+    )
+
+
+def chat_tokens(engine: Engine, chat: Conversation, turn: Turn) -> list[int]:
     """The prompt's token ids; may take long: not on the event loop. Raises RequestError."""
-    text = engine.chat_prompt(body.plain_messages())
+    text = chat.prompt()
     check_length(engine, text, "messages")
     # Most templates write BOS themselves; a second one would make another, worse prompt.
     bos = engine.info.bos_token
     special = not (bos and text.startswith(bos))
-    tokens = engine.tokenize(text, add_special=special, parse_special=True)
+    tokens = turn.tokens(text, add_special=special)
     if not tokens:
         raise RequestError("the messages make an empty prompt", "messages")
+    turn.spelled, turn.stops = chat.spelled(), chat.stops
     return tokens
 
 
-def prompt_tokens(engine: Engine, body: CompletionBody) -> list[int]:
+def prompt_tokens(engine: Engine, body: CompletionBody, turn: Turn) -> list[int]:
     """The prompt's token ids, as ``chat_tokens``; ids that the client sent stay as they are."""
     prompt = body.one_prompt()
     if isinstance(prompt, str):
         check_length(engine, prompt, "prompt")
-        return engine.tokenize(prompt, add_special=True, parse_special=True)
+        return turn.tokens(prompt, add_special=True)
     check_token_ids(engine, prompt, "prompt")
     return prompt
 
@@ -121,14 +162,17 @@ async def answer(
     body: GenerationBody,
     form: AnswerForm,
     tokenize: Callable[[], list[int]],
+    *,
+    turn: Turn,
 ) -> Response:
     """Generate; a stream begins only with the first event, so that errors before have a status."""
     body.check_offered()
-    events = AnswerEvents(request.receive)
+    events = AnswerEvents(request.receive, turn)
     try:
         tokens = await in_text_thread(tokenize)
         try:
-            events.submit(service, body.to_request(tokens, service.settings.serve.defaults))
+            asked = body.to_request(tokens, service.settings.serve.defaults)
+            events.submit(service, turn.request(asked))
         except RequestError as error:
             # The scheduler knows of prompts only; the client may have sent messages.
             if error.param == "prompt":

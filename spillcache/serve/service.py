@@ -19,6 +19,7 @@ from spillcache.namespace import Namespace, file_identity, remembered_digest
 from spillcache.serve.adapters import Adapters
 from spillcache.serve.job import GenerationRequest, Listener, Ticket
 from spillcache.serve.scheduler import Scheduler
+from spillcache.serve.token_memory import TokenMemory
 from spillcache.store.block_store import BlockStore
 
 log = logging.getLogger("spillcache.serve")
@@ -34,6 +35,7 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics()
+        self.token_memory = TokenMemory()
         self.failure: SpillcacheError | None = None
         """Why ``state`` is "failed"."""
         self._state: State = "loading"

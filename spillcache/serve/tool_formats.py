@@ -236,6 +236,9 @@ GENERIC = ToolFormat(
 )
 """For templates that know no tools: messages tell of them."""
 
+HELD = ToolFormat("held", {"<tool_call>": read_tagged}, bare=read_bare_json)
+"""What an answer looks like that is held to ``tool_prompt.call_schema``: a bare object."""
+
 LLAMA = ToolFormat(
     "llama",
     {"<|python_tag|>": read_json, "<function=": read_function},

@@ -14,8 +14,8 @@ keyed by the request's salt: what other tenants said is not found.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,32 @@ from blake3 import blake3
 
 from spillcache.chain import as_tokens
 from spillcache.engine.base import Engine
-from spillcache.serve.token_memory import Span, TokenMemory
+from spillcache.errors import SpillcacheError
+from spillcache.serve.job import GenerationRequest
+from spillcache.serve.token_memory import TokenMemory
 
 log = logging.getLogger("spillcache.serve")
 
 _CONTEXT = "spillcache v1 token memory"
 _SPACE = b" \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The tokens of the last ``size`` bytes of a text."""
+
+    size: int
+    tokens: list[int]
+
+    def pack(self) -> bytes:
+        """As TokenMemory keeps it: u32 little-endian, the size first."""
+        return as_tokens([self.size, *self.tokens]).astype("<u4").tobytes()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "Span":
+        """What ``pack`` made."""
+        size, *tokens = np.frombuffer(data, "<u4").tolist()
+        return cls(size, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +84,14 @@ class Turn:
         """The prompt's last span: its text, its tokens, and whether the tokeniser added some."""
         self.known = 0
         """How many of the prompt's tokens are remembered ones."""
+        self.spelled: Mapping[int, bytes] = {}
+        """Control tokens that the answer's reader must see, and their texts."""
+        self.stops: tuple[str, ...] = ()
+        """Texts that end the answer, beside the request's own."""
+
+    def request(self, asked: GenerationRequest) -> GenerationRequest:
+        """What the scheduler is asked for."""
+        return replace(asked, spelled=self.spelled, stop=(*asked.stop, *self.stops))
 
     def tokens(self, text: str, *, add_special: bool) -> list[int]:
         """The token ids of a prompt. Raises as ``Engine.tokenize``."""
@@ -95,7 +123,7 @@ class Turn:
                 continue
             tokens += fresh[done.token : start]
             last, done = _Cut(end.byte - span.size, len(tokens)), end
-            tokens += span.tokens.tolist()
+            tokens += span.tokens
             self.known += len(span.tokens)
         shift = len(tokens) - done.token
         for cut in cuts[:-1]:
@@ -115,7 +143,7 @@ class Turn:
             ends[self._text.digest()] = cut
             before = cut.byte
         found = self._memory.find(list(ends))
-        return [(end, found[key]) for key, end in ends.items() if key in found]
+        return [(end, Span.unpack(found[key])) for key, end in ends.items() if key in found]
 
     def _says(self, tokens: Sequence[int], text: bytes) -> bool:
         """Whether tokens and text belong together: some tokenisers add or drop white space."""
@@ -127,9 +155,16 @@ class Turn:
 
         ``stop``: the stop string that ended it, which the client did not see. The text is
         remembered with and without the white space at its end, since many templates trim that.
+        Raises nothing: the answer is out.
         """
         if not self._stores or self._open is None or not answer:
             return
+        try:
+            self._learn_texts(answer, stop)
+        except SpillcacheError as error:  # the engine is closed: the answer is out all the same
+            log.debug("an answer's tokens are not remembered: %s", error)
+
+    def _learn_texts(self, answer: Sequence[int], stop: str | None) -> None:
         pieces = [self._engine.token_bytes(token, special=True) for token in answer]
         whole = b"".join(pieces)
         if stop is not None and stop.encode() in whole:
@@ -150,7 +185,7 @@ class Turn:
         if kept is None or (known := tokens + kept) == fresh:
             return
         key = self._text.copy().update(text).digest()
-        self._memory.put(key, Span(len(before) + len(text), as_tokens(known)))
+        self._memory.put(key, Span(len(before) + len(text), known).pack())
         log.debug("an answer's %d tokens are remembered: its text gives others", len(answer))
 
     def _cut(self, text: bytes, answer: Sequence[int], pieces: list[bytes]) -> list[int] | None:

@@ -18,6 +18,7 @@ from spillcache.errors import NotReady, SpillcacheError
 from spillcache.metrics import Metrics
 from spillcache.serve.adapters import Adapters
 from spillcache.serve.job import DoneEvent, ErrorEvent, TextEvent, Ticket, Timings, Usage
+from spillcache.serve.token_memory import TokenMemory
 
 BOS, EOS = 256, 257
 TIMINGS = Timings(
@@ -104,6 +105,7 @@ class FakeService:
         )
         self.metrics = Metrics()
         self.state = "ready"
+        self.token_memory = TokenMemory()
         self.failure = None
         self.script = Script()
         self.requests = []

@@ -102,6 +102,7 @@ def test_null_is_the_default_everywhere():
         "cache_prompt": True,
         "cache_store": True,
         "lora": None,
+        "spelled": {},
     }
 
 
@@ -114,8 +115,6 @@ def test_unknown_fields_are_ignored():
 ASKS = {
     "n": [2],
     "best_of": [2, "x"],
-    "tools": [[{"type": "function"}], "x"],
-    "tool_choice": ["required", {"type": "function"}],
     "functions": [[{}]],
     "function_call": [{"name": "f"}],
     "logprobs": [True, 0, 5],
