@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from spillcache.serve.prompt_texts import PromptTexts
+
 _MEMORY_BYTES = 16 << 20
 _RECORD_BYTES = 256
 """About what a record takes besides its value."""
@@ -36,6 +38,7 @@ class TokenMemory:
         self._lock = threading.Lock()
         self.shelf: Shelf | None = None
         """Set once there is one."""
+        self.prompts = PromptTexts()
 
     @property
     def empty(self) -> bool:

@@ -22,6 +22,7 @@ _WRITE_DELAY_S = 30.0
 """As long as a conversation may rest before its blocks are written."""
 _PENDING_MAX = 4096
 _READ_WAIT_S = 2.0
+_WRITE_WAIT_S = 5.0
 _PAUSE_S = 60.0
 
 
@@ -99,12 +100,21 @@ class TokenShelf:
                 return
             self._pending[key] = value
             if self._timer is None:
-                self._timer = threading.Timer(self._delay_s, self.flush)
+                self._timer = threading.Timer(self._delay_s, self._write)
                 self._timer.daemon = True
                 self._timer.start()
 
-    def flush(self) -> None:
-        """Write what is not written yet; blocks. What fails is tried again with the next record."""
+    def flush(self, wait_s: float = _WRITE_WAIT_S) -> None:
+        """Write what is not written yet; waits for it, but not longer than that. What fails is
+        tried again with the next record.
+        """
+        writer = threading.Thread(target=self._write, name="spillcache-remember", daemon=True)
+        writer.start()
+        writer.join(wait_s)
+        if writer.is_alive():
+            self._pause("the disk takes too long to write")
+
+    def _write(self) -> None:
         with self._writing:
             with self._lock:
                 pending, self._timer = dict(self._pending), None
@@ -121,7 +131,7 @@ class TokenShelf:
                         del self._pending[key]
 
     def close(self) -> None:
-        """Write the rest and stop; blocks."""
+        """Write the rest and stop; waits as ``flush``."""
         with self._lock:
             timer, self._timer = self._timer, None
         if timer is not None:

@@ -79,7 +79,8 @@ class Turn:
         self._memory = memory
         self._reads = reads
         self._stores = stores
-        self._text: Any = blake3(key=blake3(salt, derive_key_context=_CONTEXT).digest())
+        self._key = blake3(salt, derive_key_context=_CONTEXT).digest()
+        self._text: Any = blake3(key=self._key)
         self._open: tuple[bytes, list[int], bool] | None = None
         """The prompt's last span: its text, its tokens, and whether the tokeniser added some."""
         self.known = 0
@@ -95,13 +96,27 @@ class Turn:
 
     def tokens(self, text: str, *, add_special: bool) -> list[int]:
         """The token ids of a prompt. Raises as ``Engine.tokenize``."""
-        fresh = self._engine.tokenize(text, add_special=add_special, parse_special=True)
-        raw = text.encode()
+        raw = text.encode(errors="surrogatepass")
+        scope = self._key + bytes([add_special])
+        fresh = self._fresh(text, raw, scope)
         added = self._added() if add_special else []
         cuts = _cuts(self._engine, raw, fresh, added)
+        if self._stores and len(cuts) > 1:
+            last = cuts[-2]
+            mark = self._engine.token_bytes(fresh[last.token], special=True)
+            self._memory.prompts.put(scope, raw[: last.byte], mark, fresh[: last.token])
         tokens, start = self._recall(raw, fresh, cuts, len(added))
         self._open = (raw[start.byte :], tokens[start.token :], add_special and not start.byte)
         return tokens
+
+    def _fresh(self, text: str, raw: bytes, scope: bytes) -> list[int]:
+        """The tokeniser's tokens: of all of the text, or of what is new in it."""
+        known = self._memory.prompts.longest(scope, raw) if self._reads else None
+        if known is None:
+            special = bool(scope[-1])
+            return self._engine.tokenize(text, add_special=special, parse_special=True)
+        rest = raw[len(known.text) :].decode(errors="surrogatepass")
+        return known.tokens + self._engine.tokenize(rest, add_special=False, parse_special=True)
 
     def _added(self) -> list[int]:
         """What the tokeniser puts around every text."""
@@ -163,6 +178,8 @@ class Turn:
             self._learn_texts(answer, stop)
         except SpillcacheError as error:  # the engine is closed: the answer is out all the same
             log.debug("an answer's tokens are not remembered: %s", error)
+        except Exception:
+            log.exception("an answer's tokens are not remembered")
 
     def _learn_texts(self, answer: Sequence[int], stop: str | None) -> None:
         pieces = [self._engine.token_bytes(token, special=True) for token in answer]

@@ -425,3 +425,14 @@ def test_an_engine_that_closes_while_an_answer_is_learnt(service):
     service.engine_in_use.token_bytes = closed
     turn.learn([1, 2])
     assert service.token_memory.empty
+
+
+def test_a_bug_while_an_answer_is_learnt_costs_no_answer(ai, service, monkeypatch, caplog):
+    def bug(*args):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Turn, "_learn_texts", bug)
+    says(service, "I look.")
+    answer = ai.chat.completions.create(model="any", messages=ASKED)
+    assert answer.choices[0].message.content == "I look."
+    assert "not remembered" in caplog.text

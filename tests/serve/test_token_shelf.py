@@ -146,3 +146,23 @@ def test_a_disk_that_hangs_holds_up_nobody(store, monkeypatch):
     assert readers
     assert shelf.find(KEYS) == {}
     shelf.close()
+
+
+def test_a_disk_that_hangs_holds_up_no_stop(store, monkeypatch, caplog):
+    shelf = TokenShelf(store, MODEL)
+    shelf.put(KEYS[0], b"abcd")
+    go, own = threading.Event(), store.put
+
+    def hang(*args):
+        go.wait(30)
+        return own(*args)
+
+    monkeypatch.setattr(store, "put", hang)
+    shelf.flush(wait_s=0.05)
+    assert "takes too long to write" in caplog.text
+    writers = [one for one in threading.enumerate() if one.name == "spillcache-remember"]
+    go.set()
+    for writer in writers:
+        writer.join(10)
+    assert writers
+    shelf.close()
