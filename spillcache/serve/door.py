@@ -10,6 +10,7 @@ from spillcache.errors import SpillcacheError
 from spillcache.metrics import Metrics
 from spillcache.serve.adapters import Adapters
 from spillcache.serve.job import GenerationRequest, Listener, Ticket
+from spillcache.serve.token_memory import TokenMemory
 
 State = Literal["loading", "ready", "failed", "stopping", "stopped"]
 
@@ -36,6 +37,10 @@ class Door(Protocol):
     @property
     def engine(self) -> Engine:
         """For its text methods and facts only; raises NotReady until it is loaded."""
+
+    @property
+    def token_memory(self) -> TokenMemory:
+        """What is known of earlier answers."""
 
     @property
     def adapters(self) -> Adapters:

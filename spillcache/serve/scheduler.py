@@ -44,7 +44,7 @@ from spillcache.serve.pace import PrefillPace, RestorePace
 from spillcache.serve.prompt_plan import gives_logits, next_stop, takes_boundary
 from spillcache.serve.read_ahead import ReadAhead
 from spillcache.serve.restorer import Restorer
-from spillcache.serve.slot_choice import choose, take_live, usable_live
+from spillcache.serve.slot_choice import choose, parting, take_live, usable_live
 from spillcache.serve.slots import Job, Phase, Slot
 from spillcache.serve.tally import Tally
 from spillcache.serve.trial import Trials
@@ -108,7 +108,7 @@ class Scheduler:
         that there is not, PromptTooLong, Overloaded, NotReady.
         """
         check_request(request, self._engine.limits)
-        text = AnswerText(self._engine.token_bytes, request.stop)
+        text = AnswerText(self._engine.token_bytes, request.stop, request.spelled)
         job = Job(request, listener, Ticket(), text, self.adapters.chosen(request.lora))
         with self._wake:
             if self._stopping:
@@ -260,6 +260,7 @@ class Scheduler:
         engine, reuse = self._engine, job.reuses
         chain = self._chain(job)
         choice = choose(self._slots, chain, engine, reuse=reuse)
+        parted = parting(self._slots, chain, engine) if reuse else None
         restore, decision = self._ahead.restore(job, chain, choice.live, self._restorer)
         unkept = choice.source.unkept
         slot, live = (choice.oldest, 0) if restore is not None else (choice.slot, choice.live)
@@ -269,6 +270,7 @@ class Scheduler:
             live, decision = 0, "miss"
         if not job.answer:  # else it is taken up again, and this is no longer about the prompt
             job.decision = decision
+            job.parted = parted
         slot.job, slot.chain, slot.last_use = job, chain, time.monotonic()
         slot.boundary, slot.restore = None, restore
         if restore is not None and not job.answer:
