@@ -109,7 +109,7 @@ def cached_share(answers):
     return kept / possible
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen35"])
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_conversation_with_tools_keeps_its_tokens(
     gguf_model: ModelShelf, tmp_path: Path, script, kind, restart

@@ -72,7 +72,7 @@ def test_what_a_template_renders_is_parsed_back(name, call):
     text = answer_of(name, [call])
     assert "weather" in text or "file" in text or "plan" in text
     content, calls = parse_answer(text, format_, SCHEMAS)
-    if name != "command-r7b":  # which thinks before it calls: see test_answer_parser
+    if name != "command-r7b":  # which thinks before it calls
         assert content == ""
     assert understood(calls) == [call]
 
