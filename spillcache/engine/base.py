@@ -21,6 +21,8 @@ HEADROOM_BYTES = 8
 
 Tokens = NDArray[np.uint32]
 Logits = NDArray[np.float32]
+Objects = Sequence[Mapping[str, Any]]
+"""JSON objects: messages, tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +249,9 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for, maybe a part of a UTF-8 character; none for a control
-        token.
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes that a token stands for, maybe a part of a UTF-8 character; a control token's
+        name if ``special``, else none for it.
         """
 
     @abstractmethod
@@ -261,13 +263,14 @@ class Engine(ABC):
     @abstractmethod
     def chat_prompt(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Objects,
         *,
         add_generation_prompt: bool = True,
+        tools: Objects | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text of a conversation, by the model's chat template, with further
-        ``variables`` for it.
+        """The prompt text of a conversation, by the model's chat template; it is given ``tools`` as
+        OpenAI has them, and further ``variables``.
 
         Tokenise it with ``add_special=False`` when it starts with BOS, ``parse_special=True``.
         Raises RequestError when the template refuses the messages (an unknown role, an order it

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 from jinja2.exceptions import SecurityError, UndefinedError
 
+from spillcache.engine.call_arguments import CallArguments
 from spillcache.engine.template_budget import Budget
 from spillcache.engine.template_sandbox import TemplateRefusal, TemplateSandbox
 from spillcache.errors import ConfigError, ModelLoadError, RequestError, Unsupported
@@ -103,11 +104,13 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text of a conversation; ``variables``: more that the template may ask for.
 
-        Messages are OpenAI's: ``role`` (see ROLES) and ``content`` (text, text parts, or None).
+        Messages are OpenAI's: ``role`` (see ROLES), ``content`` (text, text parts, or None) and
+        ``tool_calls``; so are ``tools``.
         Raises RequestError when a message or the template itself says no, Unsupported for media.
         """
         plain = [plain_message(message, index) for index, message in enumerate(messages)]
@@ -115,12 +118,13 @@ class ChatTemplate:
             **(variables or {}),
             "messages": plain,
             "add_generation_prompt": add_generation_prompt,
-            "tools": None,
+            "tools": list(tools) if tools else None,
             "documents": None,
             **self._tokens,
         }
         try:
-            characters = _RENDER_CHARACTERS_MIN + 4 * sum(len(str(message)) for message in plain)
+            said = sum(len(str(one)) for one in (*plain, *(tools or ())))
+            characters = _RENDER_CHARACTERS_MIN + 4 * said
             budget = Budget(
                 steps=_RENDER_STEPS,
                 seconds=_RENDER_S,
@@ -203,7 +207,11 @@ def _decoded_call(call: Any, param: str) -> Any:
         return call
     function = call["function"]
     try:
-        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+        arguments = function["arguments"]
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        if type(arguments) is dict:
+            arguments = CallArguments(arguments)
+        return {**call, "function": {**function, "arguments": arguments}}
     except (KeyError, TypeError, ValueError):
         return call
     except RecursionError as error:

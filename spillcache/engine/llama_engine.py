@@ -21,6 +21,7 @@ from spillcache.engine.base import (
     Guide,
     Limits,
     Logits,
+    Objects,
     Sampler,
     SamplingParams,
     SelfTest,
@@ -151,9 +152,9 @@ class LlamaEngine(Engine):
         """See Engine."""
         return self._text.tokenize(text, add_special=add_special, parse_special=parse_special)
 
-    def token_bytes(self, token: int) -> bytes:
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
         """See Engine."""
-        return self._text.token_bytes(token)
+        return self._text.token_bytes(token, special=special)
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """See Engine."""
@@ -165,14 +166,18 @@ class LlamaEngine(Engine):
 
     def chat_prompt(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Objects,
         *,
         add_generation_prompt: bool = True,
+        tools: Objects | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """See Engine."""
         return self._text.chat_prompt(
-            messages, add_generation_prompt=add_generation_prompt, variables=variables
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables=variables,
         )
 
     def guide(self, kind: GrammarKind, text: str) -> Guide:

@@ -29,6 +29,7 @@ class LlamaText:
         self._ends: dict[int, bool] = {}
         self._all_ends: list[int] | None = None
         self._bytes: dict[int, bytes] = {}
+        self._names: dict[int, bytes] = {}
         self.size = int(api.llama_vocab_n_tokens(self._vocab))
         self.bos_token = self._name(api.llama_vocab_bos(self._vocab))
         self.eos_token = self._name(api.llama_vocab_eos(self._vocab))
@@ -88,11 +89,12 @@ class LlamaText:
                 room = -count
         raise EngineError("llama.cpp could not tokenise the text")
 
-    def token_bytes(self, token: int) -> bytes:
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
         """See Engine."""
-        known = self._bytes.get(token)
+        spelled = self._names if special else self._bytes
+        known = spelled.get(token)
         if known is None:
-            known = self._bytes[token] = self._spell(token, special=False)
+            known = spelled[token] = self._spell(token, special=special)
         return known
 
     def _spell(self, token: int, *, special: bool) -> bytes:
@@ -136,11 +138,15 @@ class LlamaText:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """See Engine."""
         return self.template.render(
-            messages, add_generation_prompt=add_generation_prompt, variables=variables
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables=variables,
         )
 
     def _all_bytes(self) -> list[bytes]:

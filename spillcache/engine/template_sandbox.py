@@ -26,6 +26,7 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from spillcache.engine.call_arguments import CallArguments
 from spillcache.engine.template_budget import BUDGET, ITEM_BYTES, Budget, checked_bits
 from spillcache.engine.template_rewrite import metered
 
@@ -324,6 +325,8 @@ def _tojson(
     margin = 0 if indent is None else _narrow(indent)
     gap = sum(map(len, separators)) if separators else 0
     BUDGET.get().weigh(value, gap=gap, margin=margin)
+    if isinstance(value, CallArguments) and indent is None and not sort_keys:
+        return BUDGET.get().text(value)
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -10,7 +10,16 @@ from starlette.types import Receive
 
 from spillcache.serve.answer_log import log_done, log_failed, log_left, log_waiting
 from spillcache.serve.door import Door
-from spillcache.serve.job import DoneEvent, ErrorEvent, Event, GenerationRequest, Ticket
+from spillcache.serve.job import (
+    DoneEvent,
+    ErrorEvent,
+    Event,
+    GenerationRequest,
+    TextEvent,
+    Ticket,
+)
+from spillcache.serve.text_thread import in_text_thread
+from spillcache.serve.turn import Turn
 
 LONG_WAIT_S = 10.0
 """Waiting longer than this for a slot is worth a warning."""
@@ -23,10 +32,13 @@ class ClientGone(Exception):
 class AnswerEvents:
     """The events of one request. Everything but the listener runs on the event loop.
 
-    ``receive`` is the connection's, its body already read. Whoever makes one must ``close`` it.
+    ``receive`` is the connection's, its body already read. ``turn`` learns the answer before its
+    end is told, so that the next request finds it. Whoever makes one must ``close`` it.
     """
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, turn: Turn | None = None) -> None:
+        self._turn = turn
+        self._tokens: list[int] = []
         self._receive = receive
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -49,7 +61,9 @@ class AnswerEvents:
         events: list[Event] = []
         while event is not None:
             events.append(event)
-            self._note_end(event)
+            self._note(event)
+            if isinstance(event, DoneEvent):
+                await self._learn(event.stop_string)
             if self._queue.empty():
                 return events
             event = self._queue.get_nowait()
@@ -63,8 +77,15 @@ class AnswerEvents:
         if self._late is not None:
             self._late.cancel()
 
-    def _note_end(self, event: Event) -> None:
-        if isinstance(event, DoneEvent):
+    async def _learn(self, stop: str | None) -> None:
+        turn, tokens = self._turn, self._tokens
+        if turn is not None and tokens:
+            await in_text_thread(lambda: turn.learn(tokens, stop))
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, TextEvent):
+            self._tokens.append(event.token)
+        elif isinstance(event, DoneEvent):
             self._ended = True
             log_done(event)
         elif isinstance(event, ErrorEvent):

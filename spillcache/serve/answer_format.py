@@ -35,7 +35,7 @@ def timings_object(usage: Usage, timings: Timings) -> dict[str, Any]:
 
     Times and rates have three decimals: what lies beyond is noise.
     """
-    computed = usage.prompt - usage.cached_total
+    computed, parted = usage.prompt - usage.cached_total, timings.parted
     return {
         "cache_n": usage.cached_total,
         **_pace("prompt", computed, timings.prompt_ms),
@@ -47,6 +47,7 @@ def timings_object(usage: Usage, timings: Timings) -> dict[str, Any]:
         "refused": timings.refused,
         "queue_ms": round(timings.queue_ms, 3),
         "cache_decision": timings.decision,
+        "parted": parted and {"at": parted.at, "lost": parted.lost},
     }
 
 
@@ -200,27 +201,6 @@ class AnswerFormat(ABC):
 
     @abstractmethod
     def _last_choice(self) -> dict[str, Any]: ...
-
-
-class ChatFormat(AnswerFormat):
-    """Chat completions."""
-
-    id_prefix = "chatcmpl-"
-    whole = "chat.completion"
-    chunk = "chat.completion.chunk"
-
-    def head(self) -> list[dict[str, Any]]:
-        """Who speaks."""
-        return [self._stream_chunk({"delta": {"role": "assistant", "content": ""}}, None)]
-
-    def _whole_choice(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
-
-    def _piece_choice(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text}}
-
-    def _last_choice(self) -> dict[str, Any]:
-        return {"delta": {}}
 
 
 class CompletionFormat(AnswerFormat):

@@ -14,6 +14,9 @@ def log_done(done: DoneEvent) -> None:
     usage, timings = done.usage, done.timings
     sources = [f"{usage.cached[tier]:,} {tier}" for tier in usage.cached if usage.cached[tier]]
     sources.append(f"{usage.prompt - usage.cached_total:,} computed")
+    if timings.parted is not None:
+        at, lost = timings.parted.at, timings.parted.lost
+        sources.append(f"parts from what a slot held at token {at:,}, {lost:,} lost")
     pace = 1e3 * usage.generated / timings.predicted_ms if timings.predicted_ms > 0 else 0.0
     log.info(
         "answered: %s prompt tokens (%s), first token after %.2f s, %s generated (%s), %.1f per s",

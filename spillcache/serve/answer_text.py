@@ -10,7 +10,7 @@ and stop string, however the text is cut.
 """
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 
 class AnswerText:
@@ -19,13 +19,19 @@ class AnswerText:
     ``token_bytes`` gives a token's bytes (``Engine.token_bytes``), for ``push_token``. ``stop``:
     strings that end the answer; empty ones are ignored. The stop string that is complete first
     wins, of several that end at the same character the longest; the text before it is emitted
-    exactly, whatever the cuts between tokens.
+    exactly, whatever the cuts between tokens. ``spelled``: bytes of tokens that have others here.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes], stop: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],
+        stop: tuple[str, ...] = (),
+        spelled: Mapping[int, bytes] | None = None,
+    ) -> None:
         self.stopped: str | None = None
         """The stop string that ended the answer."""
         self._token_bytes = token_bytes
+        self._spelled = spelled or {}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         # The longest first, so that of several matches at one character the longest is found first.
         self._stops = [
@@ -35,7 +41,7 @@ class AnswerText:
 
     def push_token(self, token: int) -> str:
         """``push`` of the token's bytes."""
-        return self.push(self._token_bytes(token))
+        return self.push(self._spelled.get(token) or self._token_bytes(token))
 
     def push(self, data: bytes) -> str:
         """The text that these bytes make safe to emit; none after a stop string."""

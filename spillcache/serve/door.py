@@ -11,6 +11,7 @@ from spillcache.metrics import Metrics
 from spillcache.serve.adapters import Adapters
 from spillcache.serve.job import GenerationRequest, Listener, Ticket
 from spillcache.serve.slot_actions import SlotDone
+from spillcache.serve.token_memory import TokenMemory
 
 SlotAction = Literal["save", "restore", "erase"]
 State = Literal["loading", "ready", "failed", "stopping", "stopped"]
@@ -38,6 +39,10 @@ class Door(Protocol):
     @property
     def engine(self) -> Engine:
         """For its text methods and facts only; raises NotReady until it is loaded."""
+
+    @property
+    def token_memory(self) -> TokenMemory:
+        """What is known of earlier answers."""
 
     @property
     def adapters(self) -> Adapters:

@@ -1,6 +1,6 @@
 """A request on its way through the scheduler, and what comes back from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,6 +37,8 @@ class GenerationRequest:
     """A digest of the client's name for the conversation, or nothing: a hint, see ``session``."""
     lora: tuple[tuple[int, float], ...] | None = None
     """LoRA adapters, (id, scale), as the client named them; None: the server's choice."""
+    spelled: Mapping[int, bytes] = field(default_factory=dict)
+    """Control tokens that are part of the answer's text, and what they are in it."""
 
     @property
     def stores(self) -> bool:
@@ -61,6 +63,16 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Parted:
+    """Where a prompt parts from the sequence in a slot that it has most of."""
+
+    at: int
+    """How many tokens they share."""
+    lost: int
+    """How many that sequence has after them: computed once, and of no use to this prompt."""
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """Times in milliseconds, as llama-server's ``timings`` count them."""
 
@@ -77,6 +89,7 @@ class Timings:
     predicted_ms: float
     """From then to the last token."""
     decision: Decision = "off"
+    parted: Parted | None = None
 
 
 @dataclass(frozen=True, slots=True)

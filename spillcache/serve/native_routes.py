@@ -8,12 +8,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from spillcache.engine.base import Engine
-from spillcache.errors import NotOffered, RequestError
+from spillcache.errors import RequestError
+from spillcache.serve.call_texts import CallTexts
+from spillcache.serve.conversation import Conversation
 from spillcache.serve.door import Door
 from spillcache.serve.infill import infill_tokens
 from spillcache.serve.native_format import NativeFormat
 from spillcache.serve.openai_routes import (
     answer,
+    begin_turn,
     check_length,
     check_token_ids,
     model_name,
@@ -22,7 +25,9 @@ from spillcache.serve.openai_routes import (
 from spillcache.serve.request_body import read_body
 from spillcache.serve.sampling import grammar_text
 from spillcache.serve.schema import InfillBody, NativeBody, TemplateBody
+from spillcache.serve.tenant import tenant_salt
 from spillcache.serve.text_thread import in_text_thread
+from spillcache.serve.turn import Turn
 
 
 def native_router(service: Door) -> APIRouter:
@@ -34,22 +39,25 @@ def native_router(service: Door) -> APIRouter:
     async def completion(request: Request) -> Response:
         engine = service.engine
         body = await read_body(request, NativeBody)
-        return await native_answer(request, body, lambda: native_tokens(engine, body))
+        turn = begin_turn(service, request, body)
+        return await native_answer(request, body, lambda: native_tokens(engine, body, turn), turn)
 
     @router.post("/infill")
     async def infill(request: Request) -> Response:
         engine = service.engine
         body = await read_body(request, InfillBody)
 
+        turn = begin_turn(service, request, body)
+
         def tokenize() -> list[int]:
             for text in (body.input_prefix, body.input_suffix):
                 check_length(engine, text, "input_prefix")
-            return infill_tokens(engine, body, native_tokens(engine, body, begins=False))
+            return infill_tokens(engine, body, native_tokens(engine, body, turn, begins=False))
 
-        return await native_answer(request, body, tokenize)
+        return await native_answer(request, body, tokenize, turn)
 
     async def native_answer(
-        request: Request, body: NativeBody, tokenize: Callable[[], list[int]]
+        request: Request, body: NativeBody, tokenize: Callable[[], list[int]], turn: Turn
     ) -> Response:
         engine, defaults = service.engine, service.settings.serve.defaults
         if body.id_slot is not None and body.id_slot >= service.slots_total():
@@ -64,28 +72,31 @@ def native_router(service: Door) -> APIRouter:
             grammar=grammar[1] if grammar else "",
             n_keep=body.n_keep or 0,
         )
-        return await answer(service, request, body, form, tokenize)
+        return await answer(service, request, body, form, tokenize, turn=turn)
 
     @router.post("/apply-template")
     async def apply_template(request: Request) -> Response:
         engine = service.engine
         body = await read_body(request, TemplateBody)
-        if body.tools:
-            raise NotOffered("tools are not supported by this server", "tools")
         variables = template_variables(body.chat_template_kwargs, service.settings.serve.defaults)
         prompt = await in_text_thread(
-            lambda: engine.chat_prompt(
+            lambda: Conversation(
+                engine,
                 body.plain_messages(),
-                add_generation_prompt=body.add_generation_prompt,
-                variables=variables,
-            )
+                body.tools or (),
+                texts=CallTexts(
+                    service.token_memory, tenant_salt(request.scope, b""), stores=False
+                ),
+            ).prompt(add_generation_prompt=body.add_generation_prompt, variables=variables)
         )
         return JSONResponse({"prompt": prompt})
 
     return router
 
 
-def native_tokens(engine: Engine, body: NativeBody, *, begins: bool = True) -> list[int]:
+def native_tokens(
+    engine: Engine, body: NativeBody, turn: Turn, *, begins: bool = True
+) -> list[int]:
     """The prompt's token ids; may take long: not on the event loop. Raises RequestError.
 
     A text that comes first begins with BOS, where the model wants one, if the prompt ``begins``
@@ -94,6 +105,8 @@ def native_tokens(engine: Engine, body: NativeBody, *, begins: bool = True) -> l
     pieces = body.one_prompt()
     check_length(engine, "".join(piece for piece in pieces if isinstance(piece, str)), "prompt")
     check_token_ids(engine, [piece for piece in pieces if isinstance(piece, int)], "prompt")
+    if begins and len(pieces) == 1 and isinstance(pieces[0], str):
+        return turn.tokens(pieces[0], add_special=True)
     tokens: list[int] = []
     for index, piece in enumerate(pieces):
         if isinstance(piece, int):

@@ -11,7 +11,10 @@ from spillcache.config import RequestDefaults, Settings
 from spillcache.engine.base import Engine
 from spillcache.errors import NotReady, PromptTooLong, RequestError
 from spillcache.serve.answer_events import AnswerEvents
-from spillcache.serve.answer_format import AnswerForm, ChatFormat, CompletionFormat
+from spillcache.serve.answer_format import AnswerForm, CompletionFormat
+from spillcache.serve.call_texts import CallTexts
+from spillcache.serve.chat_format import ChatFormat
+from spillcache.serve.conversation import Conversation
 from spillcache.serve.door import Door
 from spillcache.serve.event_stream import EventStream
 from spillcache.serve.http_errors import error_object
@@ -22,6 +25,7 @@ from spillcache.serve.schema import ChatBody, CompletionBody, GenerationBody
 from spillcache.serve.session import session_of
 from spillcache.serve.tenant import tenant_salt
 from spillcache.serve.text_thread import in_text_thread
+from spillcache.serve.turn import Turn
 
 _TOKEN_BYTES_MAX = 256
 """No vocabulary has longer tokens, but for runs of white space in some."""
@@ -44,17 +48,24 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
     @router.post("/chat/completions")
     async def chat_completions(request: Request) -> Response:
         engine = service.engine
-        body = await read_body(request, ChatBody)
+        body = (await read_body(request, ChatBody)).held()
         form = ChatFormat(
             name,
             engine.token_bytes,
             include_usage=body.include_usage,
             return_tokens=bool(body.return_tokens),
         )
-        defaults = service.settings.serve.defaults
-        return await answer(
-            service, request, body, form, lambda: chat_tokens(engine, body, defaults)
-        )
+        turn = begin_turn(service, request, body)
+        chat = conversation(service, request, body)
+        variables = template_variables(body.chat_template_kwargs, service.settings.serve.defaults)
+
+        def tokenize() -> list[int]:
+            tokens = chat_tokens(engine, chat, turn, variables)
+            several = body.parallel_tool_calls is not False
+            form.reads(chat.parser(), chat.named, several=several)
+            return tokens
+
+        return await answer(service, request, body, form, tokenize, turn=turn)
 
     @router.post("/v1/completions")
     @router.post("/completions")
@@ -67,7 +78,10 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
             include_usage=body.include_usage,
             return_tokens=bool(body.return_tokens),
         )
-        return await answer(service, request, body, form, lambda: prompt_tokens(engine, body))
+        turn = begin_turn(service, request, body)
+        return await answer(
+            service, request, body, form, lambda: prompt_tokens(engine, body, turn), turn=turn
+        )
 
     @router.get("/v1/models")
     @router.get("/models")
@@ -86,19 +100,44 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
     return router
 
 
+def begin_turn(service: Door, request: Request, body: GenerationBody) -> Turn:
+    """The turn of a request, with what may be known of earlier ones."""
+    return Turn(
+        service.engine,
+        service.token_memory,
+        tenant_salt(request.scope, body.salt),
+        reads=body.cache_prompt is not False,
+        stores=body.cache_prompt is not False and body.cache_store is not False,
+    )
+
+
+def conversation(service: Door, request: Request, body: ChatBody) -> Conversation:
+    """The chat of a request."""
+    stores = body.cache_prompt is not False and body.cache_store is not False
+    salt = tenant_salt(request.scope, body.salt)
+    return Conversation(
+        service.engine,
+        body.plain_messages(),
+        body.tools or (),
+        calls=body.tool_choice != "none",
+        held=body.call_schema is not None,
+        texts=CallTexts(service.token_memory, salt, stores=stores),
+    )
+
+
 def chat_tokens(
-    engine: Engine, body: ChatBody, defaults: RequestDefaults = _NO_DEFAULTS
+    engine: Engine, chat: Conversation, turn: Turn, variables: Mapping[str, Any]
 ) -> list[int]:
     """The prompt's token ids; may take long: not on the event loop. Raises RequestError."""
-    variables = template_variables(body.chat_template_kwargs, defaults)
-    text = engine.chat_prompt(body.plain_messages(), variables=variables)
+    text = chat.prompt(variables=variables)
     check_length(engine, text, "messages")
     # Most templates write BOS themselves; a second one would make another, worse prompt.
     bos = engine.info.bos_token
     special = not (bos and text.startswith(bos))
-    tokens = engine.tokenize(text, add_special=special, parse_special=True)
+    tokens = turn.tokens(text, add_special=special)
     if not tokens:
         raise RequestError("the messages make an empty prompt", "messages")
+    turn.spelled, turn.stops = chat.spelled(), chat.stops
     return tokens
 
 
@@ -109,12 +148,12 @@ def template_variables(
     return {**defaults.template_variables, **(asked or {})}
 
 
-def prompt_tokens(engine: Engine, body: CompletionBody) -> list[int]:
+def prompt_tokens(engine: Engine, body: CompletionBody, turn: Turn) -> list[int]:
     """The prompt's token ids, as ``chat_tokens``; ids that the client sent stay as they are."""
     prompt = body.one_prompt()
     if isinstance(prompt, str):
         check_length(engine, prompt, "prompt")
-        return engine.tokenize(prompt, add_special=True, parse_special=True)
+        return turn.tokens(prompt, add_special=True)
     check_token_ids(engine, prompt, "prompt")
     return prompt
 
@@ -145,6 +184,8 @@ async def answer(
     body: GenerationBody,
     form: AnswerForm,
     tokenize: Callable[[], list[int]],
+    *,
+    turn: Turn,
 ) -> Response:
     """Generate; a stream begins only with the first event, so that errors before have a status."""
     body.check_offered()
@@ -152,11 +193,12 @@ async def answer(
 
     def prepare() -> GenerationRequest:
         tokens = tokenize()
-        wanted = body.to_request(tokens, defaults, sampling_for(engine, body, defaults))
+        sampling = sampling_for(engine, body, defaults)
+        wanted = turn.request(body.to_request(tokens, defaults, sampling))
         form.about(wanted, engine)
         return wanted
 
-    events = AnswerEvents(request.receive)
+    events = AnswerEvents(request.receive, turn)
     try:
         wanted = await in_text_thread(prepare)
         try:

@@ -46,7 +46,7 @@ from spillcache.serve.prompt_plan import gives_logits, next_stop, takes_boundary
 from spillcache.serve.read_ahead import ReadAhead
 from spillcache.serve.restorer import Restorer
 from spillcache.serve.slot_actions import SlotActions
-from spillcache.serve.slot_choice import choose, take_live, usable_live
+from spillcache.serve.slot_choice import choose, parting, take_live, usable_live
 from spillcache.serve.slots import Job, Phase, Slot
 from spillcache.serve.tally import Tally
 from spillcache.serve.trial import Trials
@@ -117,7 +117,7 @@ class Scheduler:
         that there is not, PromptTooLong, Overloaded, NotReady.
         """
         check_request(request, self._engine.limits)
-        text = AnswerText(self._engine.token_bytes, request.stop)
+        text = AnswerText(self._engine.token_bytes, request.stop, request.spelled)
         job = Job(request, listener, Ticket(), text, self.adapters.chosen(request.lora))
         with self._wake:
             if self._stopping:
@@ -277,6 +277,7 @@ class Scheduler:
         engine, reuse = self._engine, job.reuses
         chain = self._chain(job)
         choice = choose(self._slots, chain, engine, reuse=reuse, session=job.request.session)
+        parted = parting(self._slots, chain, engine) if reuse else None
         restore, decision = self._ahead.restore(job, chain, choice.live, self._restorer)
         unkept = choice.source.unkept
         slot, live = (choice.oldest, 0) if restore is not None else (choice.slot, choice.live)
@@ -285,7 +286,7 @@ class Scheduler:
         elif not take_live(choice, engine):
             live, decision = 0, "miss"
         if not job.answer:  # else it is taken up again, and this is no longer about the prompt
-            job.decision = decision
+            job.decision, job.parted = decision, parted
         slot.job, slot.chain, slot.last_use = job, chain, time.monotonic()
         slot.boundary, slot.restore, slot.session = None, restore, job.request.session
         if restore is not None and not job.answer:

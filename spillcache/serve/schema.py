@@ -18,6 +18,8 @@ from spillcache.errors import NotOffered, RequestError, Unsupported
 from spillcache.serve.job import GenerationRequest
 from spillcache.serve.sampling import sampling_params
 from spillcache.serve.sampling_fields import SamplingFields, StrictBody, expected
+from spillcache.serve.tool_fields import ToolChoice, Tools, chosen_name, schemas_of
+from spillcache.serve.tool_prompt import call_schema
 
 STOP_STRINGS_MAX = 32
 STOP_CHARACTERS_MAX = 1024
@@ -132,6 +134,11 @@ class GenerationBody(SamplingFields):
     """The error for what is not offered."""
 
     @property
+    def salt(self) -> bytes:
+        """What keeps this request's state and texts apart from others'."""
+        return (self.cache_salt or "").encode()
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
@@ -169,7 +176,7 @@ class GenerationBody(SamplingFields):
             max_tokens=self._limit(defaults),
             sampling=sampling or sampling_params(self, defaults),
             stop=self._stop_strings(),
-            salt=(self.cache_salt or "").encode(),
+            salt=self.salt,
             cache_prompt=self.cache_prompt is not False,
             cache_store=self.cache_store is not False,
             lora=None if self.lora is None else tuple((a.id, a.scale) for a in self.lora),
@@ -201,8 +208,27 @@ class ChatBody(GenerationBody):
     function_call: Any = None
     functions: Any = None
     modalities: Any = None
-    tool_choice: Any = None
-    tools: Any = None
+    parallel_tool_calls: bool | None = None
+    tool_choice: ToolChoice = None
+    tools: Tools = None
+
+    @property
+    def call_schema(self) -> dict[str, Any] | None:
+        """The JSON schema that the answer must follow, where it must be a call.
+
+        Raises RequestError for a choice that none of the tools can fulfil.
+        """
+        name = chosen_name(self.tool_choice)
+        if name is None and self.tool_choice != "required":
+            return None
+        if not self.tools or name not in {None, *schemas_of(self.tools)}:
+            raise RequestError("tool_choice: there is no such tool", "tool_choice")
+        return call_schema(self.tools, name)
+
+    def held(self) -> "ChatBody":
+        """The same request, its answer held to a call where it must be one; raises RequestError."""
+        schema = self.call_schema
+        return self if schema is None else self.model_copy(update={"json_schema": schema})
 
     @property
     def shares_wanted(self) -> int | None:
@@ -319,7 +345,7 @@ class TemplateBody(StrictBody):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Any = None
+    tools: Tools = None
 
     def plain_messages(self) -> list[dict[str, Any]]:
         """The messages for ``Engine.chat_prompt``."""
@@ -352,8 +378,6 @@ _NEUTRAL: Mapping[str, Callable[[Any], bool]] = {
     "n": _is(1),
     "adaptive_target": lambda value: type(value) in {int, float} and value < 0,
     "best_of": _is(1),
-    "tools": _empty,
-    "tool_choice": _is("none", "auto"),
     "functions": _empty,
     "function_call": _is("none", "auto"),
     "suffix": _empty,

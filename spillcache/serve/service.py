@@ -29,6 +29,8 @@ from spillcache.serve.door import SlotAction
 from spillcache.serve.job import GenerationRequest, Listener, Ticket
 from spillcache.serve.scheduler import Scheduler
 from spillcache.serve.slot_actions import SlotDone
+from spillcache.serve.token_memory import TokenMemory
+from spillcache.serve.token_shelf import TokenShelf, shelf_namespace
 from spillcache.store.block_store import BlockStore
 from spillcache.store.cipher import read_key
 from spillcache.store.slot_folder import SlotFolder, open_slot_folder
@@ -46,6 +48,7 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics()
+        self.token_memory = TokenMemory()
         self.failure: SpillcacheError | None = None
         """Why ``state`` is "failed"."""
         self._state: State = "loading"
@@ -54,6 +57,7 @@ class Service:
         self._store: BlockStore | None = None
         self._scheduler: Scheduler | None = None
         self._cache: PrefixCache | None = None
+        self._shelf: TokenShelf | None = None
         self._cache_off = "the model loads"
         self._verdict: SelfTest | None = None
         self._stop_loading = threading.Event()
@@ -213,10 +217,13 @@ class Service:
         if self._digest is None:
             self._cache_off = "the model's content could not be hashed"
             return
-        fields = dict(engine.identity)
-        for i, digest in enumerate(self._digest):
-            fields[f"model_{i}"] = digest
-        self._attach(Namespace.of(fields))
+        model = {f"model_{i}": digest for i, digest in enumerate(self._digest)}
+        self._attach(Namespace.of({**engine.identity, **model}))
+        if self._store is None:
+            return
+        tag = self.settings.engine.namespace_tag
+        self._shelf = TokenShelf(self._store, shelf_namespace(model, tag))
+        self.token_memory.shelf = self._shelf
 
     def _attach(self, namespace: Namespace) -> None:
         engine, scheduler = self._engine, self._scheduler
@@ -262,6 +269,8 @@ class Service:
             raise Unsupported("the server's --cache-spill-on leaves out flush")
         if self._cache is None:
             raise NotReady(f"the disk tier is not in use: {self._cache_off}")
+        if self._shelf is not None:
+            self._shelf.flush()
         return self._cache.flush(timeout_s)
 
     def slot_action(self, action: SlotAction, slot: int, name: str) -> SlotDone:
@@ -353,6 +362,8 @@ class Service:
             self._scheduler.stop(drain)
         if self._opener.is_alive():
             self._opener.join()
+        if self._shelf is not None:
+            self._shelf.close()
         if self._cache is not None:
             self._cache.close(progress)
         elif self._store is not None:

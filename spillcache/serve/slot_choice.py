@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from spillcache.chain import Chain
 from spillcache.engine.base import Engine
 from spillcache.errors import StateRejected
+from spillcache.serve.job import Parted
 from spillcache.serve.prompt_plan import live_prefix
 from spillcache.serve.slots import Phase, Slot
 
 log = logging.getLogger("spillcache.serve")
+
+_SHARED_MIN = 16
+"""Prompts that share less are not one conversation: all begin with a few of the same tokens."""
+_TOKENS_TOLD = 8
+_CHARACTERS_TOLD = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,29 @@ def usable_live(slot: Slot, chain: Chain, engine: Engine) -> int:
     # The whole prompt is only of use if its last token can be taken back.
     needed = min(live, len(chain) - 1)
     return live if engine.can_truncate(slot.index, needed) else 0
+
+
+def parting(slots: Sequence[Slot], chain: Chain, engine: Engine) -> Parted | None:
+    """Where the prompt parts from the sequence that it has most of; None where it has little of
+    any, or goes on from its end.
+
+    What stands there is told at the level of debugging only: it is a piece of prompts.
+    """
+    near = [slot for slot in slots if slot.chain is not None and slot.chain.root == chain.root]
+    shared, _, other = max(
+        ((slot.chain.shared(chain.tokens), -slot.index, slot.chain) for slot in near if slot.chain),
+        default=(0, 0, chain),
+        key=lambda found: found[:2],
+    )
+    if shared < _SHARED_MIN or shared == min(len(other), len(chain)):
+        return None
+    if log.isEnabledFor(logging.DEBUG):
+        told = [
+            engine.detokenize(tokens[shared : shared + _TOKENS_TOLD].tolist())[:_CHARACTERS_TOLD]
+            for tokens in (chain.tokens, other.tokens)
+        ]
+        log.debug("a prompt parts at token %d: %r, where there was %r", shared, *told)
+    return Parted(shared, len(other) - shared)
 
 
 def take_live(choice: Choice, engine: Engine) -> bool:

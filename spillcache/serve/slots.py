@@ -19,6 +19,7 @@ from spillcache.serve.job import (
     FinishReason,
     GenerationRequest,
     Listener,
+    Parted,
     Ticket,
     Tier,
     Timings,
@@ -61,6 +62,7 @@ class Job:
         return self.request.cache_prompt and not self.cold
 
     decision: Decision = "off"
+    parted: Parted | None = None
 
     @property
     def tokens(self) -> Tokens:
@@ -98,6 +100,7 @@ class Job:
             prompt_ms=1000 * (done - self.started),
             predicted_ms=1000 * (now - done),
             decision=self.decision,
+            parted=self.parted,
         )
         return DoneEvent(rest, reason, self.text.stopped, usage, timings, slot)
 

@@ -58,6 +58,7 @@ def test_special_tokens_only_where_they_are_meant(text: LlamaText) -> None:
     assert text.detokenize(literal) == "<|im_start|>x"
     assert text.detokenize([BOS, IM_START, x, EOS]) == "x", "control tokens are no text"
     assert text.token_bytes(IM_START) == b""
+    assert text.token_bytes(IM_START, special=True) == b"<|im_start|>"
 
 
 def test_nothing_is_no_tokens(text: LlamaText) -> None:

@@ -20,6 +20,7 @@ from spillcache.metrics import Metrics
 from spillcache.serve.adapters import Adapters
 from spillcache.serve.job import DoneEvent, ErrorEvent, TextEvent, Ticket, Timings, Usage
 from spillcache.serve.slot_actions import SlotDone
+from spillcache.serve.token_memory import TokenMemory
 
 BOS, EOS = 256, 257
 
@@ -69,23 +70,31 @@ class FakeEngine:
             tokens += piece.encode()
         return tokens
 
-    def token_bytes(self, token):
-        return bytes([token]) if token < 256 else b""
+    def token_bytes(self, token, *, special=False):
+        if token < 256:
+            return bytes([token])
+        return {BOS: b"<s>", EOS: b"</s>"}[token] if special else b""
 
     def detokenize(self, tokens, *, special=False):
         names = {BOS: b"<s>", EOS: b"</s>"} if special else {}
         spelt = (names.get(token, self.token_bytes(token)) for token in tokens)
         return b"".join(spelt).decode(errors="replace")
 
-    def chat_prompt(self, messages, *, add_generation_prompt=True, variables=None):
+    def chat_prompt(self, messages, *, add_generation_prompt=True, tools=None, variables=None):
         return self.template.render(
-            messages, add_generation_prompt=add_generation_prompt, variables=variables
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables=variables,
         )
 
     def guide(self, kind, text):
         if kind == "gbnf":
             lark_of(text)
         return FakeGuide(kind, text)
+
+    def is_end(self, token):
+        return token == EOS
 
 
 @dataclass
@@ -118,6 +127,7 @@ class FakeService:
         )
         self.metrics = Metrics()
         self.state = "ready"
+        self.token_memory = TokenMemory()
         self.failure = None
         self.script = Script()
         self.requests = []

@@ -96,7 +96,7 @@ def test_json_that_is_no_object(http, body):
             "messages[0].content[0]",
             "text only",
         ),
-        (CHAT, {"messages": HELLO, "tools": [{}]}, "tools", "tools is not supported"),
+        (CHAT, {"messages": HELLO, "tools": [{}]}, "tools", "needs a function with a name"),
         (CHAT, {"messages": HELLO, "n_predict": 0}, "n_predict", "at least 1"),
         ("/v1/completions", {"prompt": ""}, "prompt", "the prompt is empty"),
         ("/v1/completions", {"prompt": []}, "prompt", "the prompt is empty"),

@@ -458,7 +458,7 @@ def test_apply_template(http):
     assert http.post("/apply-template", json=body).json() == {"prompt": start}
     assert http.post("/apply-template", json={"messages": []}).status_code == 400
     tools = http.post("/apply-template", json={"messages": messages, "tools": [{}]})
-    assert tools.status_code == 501
+    assert tools.status_code == 400
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def test_timings(http):
         "restored": {"ram": 0, "disk": 64},
         "refused": {"KV_STORE_IO": 60},
         "cache_decision": "off",
+        "parted": None,
         "queue_ms": 1.5,
     }
 

@@ -126,6 +126,7 @@ def test_null_is_the_default_everywhere():
         "cache_prompt": True,
         "cache_store": True,
         "lora": None,
+        "spelled": {},
     }
 
 
@@ -139,8 +140,6 @@ ASKS = {
     "n": [2],
     "best_of": [2, "x"],
     "adaptive_target": [0.5, 0, "x"],
-    "tools": [[{"type": "function"}], "x"],
-    "tool_choice": ["required", {"type": "function"}],
     "functions": [[{}]],
     "function_call": [{"name": "f"}],
     "audio": [{"voice": "x"}],

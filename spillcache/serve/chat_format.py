@@ -1,0 +1,119 @@
+"""Chat completions: answers with thoughts and tool calls, as OpenAI has them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from spillcache.serve.answer_format import AnswerFormat
+from spillcache.serve.answer_parser import AnswerParser, Piece, Thought
+from spillcache.serve.job import DoneEvent, TextEvent
+from spillcache.serve.tool_call import ToolCall
+
+
+class ChatFormat(AnswerFormat):
+    """One chat's JSON objects. ``reads`` says how its answer is read; until then all is content.
+
+    A call is told when it is complete: in a stream its name comes in one chunk and its arguments in
+    the next.
+    """
+
+    id_prefix = "chatcmpl-"
+    whole = "chat.completion"
+    chunk = "chat.completion.chunk"
+
+    _several = True
+    _calls = 0
+    _begun = 0
+    """Calls that a stream has told of."""
+    _parser: AnswerParser | None = None
+    _named: Callable[[ToolCall], ToolCall] | None = None
+
+    def reads(
+        self, parser: AnswerParser, named: Callable[[ToolCall], ToolCall], *, several: bool = True
+    ) -> None:
+        """Read the answer with ``parser``; ``named`` gives calls their ids.
+
+        ``several``: whether more than one call may be told (``parallel_tool_calls``).
+        """
+        self._parser, self._named, self._several = parser, named, several
+
+    def answer(self, text: str, tokens: list[Any], done: DoneEvent) -> dict[str, Any]:
+        """See AnswerFormat."""
+        answer = super().answer(text, tokens, done)
+        answer["choices"][0]["finish_reason"] = self._reason(done)
+        return answer
+
+    def head(self) -> list[dict[str, Any]]:
+        """Who speaks."""
+        return [self._stream_chunk({"delta": {"role": "assistant", "content": ""}}, None)]
+
+    def pieces(self, event: TextEvent | DoneEvent) -> list[dict[str, Any]]:
+        """The chunks with what an event's text completes; see AnswerFormat."""
+        if self._parser is None:
+            return super().pieces(event)
+        found = self._read(event.text, ended=isinstance(event, DoneEvent))
+        chunks = super().pieces(replace(event, text=""))
+        for chunk in chunks:
+            chunk["choices"][0]["delta"] = {}
+        deltas = [delta for piece in found for delta in self._deltas(piece)]
+        return chunks + [self._stream_chunk({"delta": delta}, None) for delta in deltas]
+
+    def tail(self, done: DoneEvent) -> list[dict[str, Any]]:
+        """See AnswerFormat."""
+        chunks = super().tail(done)
+        chunks[0]["choices"][0]["finish_reason"] = self._reason(done)
+        return chunks
+
+    def _reason(self, done: DoneEvent) -> str:
+        return "tool_calls" if self._calls and done.reason == "stop" else done.reason
+
+    def _read(self, text: str, *, ended: bool) -> list[Piece]:
+        """What the text completes, its calls with ids."""
+        if self._parser is None:
+            return [text]
+        found = self._parser.push(text) + (self._parser.finish() if ended else [])
+        return [piece for piece in map(self._told, found) if piece is not None]
+
+    def _told(self, piece: Piece) -> Piece | None:
+        if not isinstance(piece, ToolCall) or self._named is None:
+            return piece
+        self._calls += 1
+        return self._named(piece) if self._several or self._calls == 1 else None
+
+    def _deltas(self, piece: Piece) -> list[dict[str, Any]]:
+        if isinstance(piece, str):
+            return [{"content": piece}]
+        if isinstance(piece, Thought):
+            return [{"reasoning_content": piece.text}]
+        index, self._begun = self._begun, self._begun + 1
+        head = {"index": index, **call_object(replace(piece, arguments=""))}
+        rest = {"index": index, "function": {"arguments": piece.arguments}}
+        return [{"tool_calls": [head]}, {"tool_calls": [rest]}]
+
+    def _whole_choice(self, text: str) -> dict[str, Any]:
+        return {"message": message_object(self._read(text, ended=True))}
+
+    def _piece_choice(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
+
+    def _last_choice(self) -> dict[str, Any]:
+        return {"delta": {}}
+
+
+def message_object(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """The assistant's message; its content is null if it only calls."""
+    content = "".join(piece for piece in pieces if isinstance(piece, str))
+    thoughts = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
+    calls = [call_object(piece) for piece in pieces if isinstance(piece, ToolCall)]
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if thoughts:
+        message["reasoning_content"] = thoughts
+    if calls:
+        message |= {"content": content or None, "tool_calls": calls}
+    return message
+
+
+def call_object(call: ToolCall) -> dict[str, Any]:
+    """A call as messages have it."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -1,0 +1,186 @@
+"""Conversations whose answers come back as text, through the whole server, restarts included.
+
+The tiny models' answers are full of tokens that no text is cut into: sent back as text, they would
+be other tokens, and all that follows would be computed again.
+"""
+
+import logging
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import openai
+import pytest
+from families import TOOLS, source_of
+from loopback import served
+from models import FIRST_BYTE, IM_END, ModelShelf
+from test_service import Running, settings
+
+from spillcache.config import Settings
+from spillcache.engine.base import Sampler
+from spillcache.engine.llama_engine import LlamaEngine
+from spillcache.serve.app import create_app
+
+WORD = FIRST_BYTE + 257
+"""The token of `` word0``; only answers hold such."""
+TURNS = 12
+
+
+class Scripted(Sampler):
+    """Gives the tokens of the next answer that was written down, then the end."""
+
+    def __init__(self, tokens):
+        self._tokens = iter([*tokens, IM_END])
+
+    def sample(self, sequence):
+        return next(self._tokens)
+
+    def close(self):
+        pass
+
+
+def written(*pieces):
+    """Tokens: of words by their numbers, of texts by their bytes."""
+    tokens = []
+    for piece in pieces:
+        tokens += (
+            [WORD + piece] if isinstance(piece, int) else [FIRST_BYTE + b for b in piece.encode()]
+        )
+    return tokens
+
+
+def tool_turn(number):
+    """Words, and a call whose JSON is not as templates write it."""
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city":"x'
+    return written("Look", number, number + 1, "\n", call, number, '"}}\n</tool_call>')
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Answers to come, as tokens; without one the model speaks for itself."""
+    answers = []
+    own = LlamaEngine.sampler
+
+    def sampler(engine, params, history):
+        return Scripted(answers.pop(0)) if answers else own(engine, params, history)
+
+    monkeypatch.setattr(LlamaEngine, "sampler", sampler)
+    return answers
+
+
+@contextmanager
+def client(config: Settings):
+    with (
+        Running(config) as run,
+        served(create_app(run.service)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=60) as ai,
+    ):
+        yield ai
+
+
+def config_of(model: Path, disk: Path | None, template: str = "") -> Settings:
+    made = settings(model, disk)
+    engine = {name: getattr(made.engine, name) for name in made.engine.__dataclass_fields__}
+    engine |= {"context_tokens": 8192, "threads": 1, "chat_template": template or source_of("qwen")}
+    return Settings(type(made.engine)(**engine), made.serve, made.cache, made.store)
+
+
+def turn(ai, messages, **fields):
+    """The answer; its message and results are added to the conversation."""
+    answer = ai.chat.completions.create(
+        model="any", messages=messages, tools=TOOLS, temperature=0, **fields
+    )
+    message = answer.choices[0].message
+    messages.append(message.model_dump(exclude_none=True))
+    for call in message.tool_calls or ():
+        result = {"role": "tool", "tool_call_id": call.id, "content": f"dry {len(messages)}"}
+        messages.append(result)
+    if not message.tool_calls:
+        messages.append({"role": "user", "content": f"And then? {len(messages)}"})
+    return answer
+
+
+def cached_share(answers):
+    """Of the tokens that an append-only history of tokens would have cached, how many were."""
+    kept = possible = 0
+    for before, after in pairwise(answers):
+        possible += before.usage.prompt_tokens + before.usage.completion_tokens
+        kept += after.usage.prompt_tokens_details.cached_tokens
+    return kept / possible
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen35"])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_conversation_with_tools_keeps_its_tokens(
+    gguf_model: ModelShelf, tmp_path: Path, script, kind, restart
+):
+    config = config_of(gguf_model(kind), tmp_path / "kv")
+    messages = [{"role": "user", "content": "Rain? " * 20}]
+    answers = []
+    for part in (range(TURNS // 2), range(TURNS // 2, TURNS)) if restart else (range(TURNS),):
+        with client(config) as ai:
+            for number in part:
+                words = written(number, "\n\n", number, number, ".", number)
+                script.append(tool_turn(number) if number % 3 else words)
+                answers.append(turn(ai, messages))
+    assert sum(bool(a.choices[0].message.tool_calls) for a in answers) == 8
+    assert not any(a.timings["parted"] for a in answers)
+    assert cached_share(answers) >= 0.95
+
+
+def test_without_the_memory_the_tokens_are_lost(
+    gguf_model: ModelShelf, tmp_path: Path, script, monkeypatch, caplog
+):
+    """What the test above would say of a server that tokenises again."""
+    monkeypatch.setattr("spillcache.serve.turn.Turn.learn", lambda *_: None)
+    caplog.set_level(logging.INFO, "spillcache.serve")
+    messages = [{"role": "user", "content": "Rain? " * 20}]
+    with client(config_of(gguf_model("llama"), None)) as ai:
+        answers = []
+        for number in range(4):
+            script.append(written(number, number, ".", number))
+            answers.append(turn(ai, messages))
+    for before, after in pairwise(answers):
+        assert after.timings["parted"] == {
+            "at": before.usage.prompt_tokens,
+            "lost": before.usage.completion_tokens,
+        }
+    at = answers[0].usage.prompt_tokens
+    assert f"parts from what a slot held at token {at:,}, 4 lost" in caplog.text
+    assert "word" not in caplog.text
+
+
+def test_the_models_own_answers_keep_their_tokens(gguf_model: ModelShelf, tmp_path: Path):
+    messages = [{"role": "user", "content": "Rain? " * 20}]
+    with client(config_of(gguf_model("llama"), None, "chatml")) as ai:
+        answers = [turn(ai, messages, max_tokens=24) for _ in range(6)]
+    assert cached_share(answers) >= 0.9
+
+
+THINKING = """{%- for message in messages %}
+{%- set said = message.content %}
+{%- if message.role == 'assistant' and not loop.last %}
+    {%- set said = said.split('</think>')[-1].lstrip('\n') %}
+{%- endif %}
+{{- '<|im_start|>' + message.role + '\n' + said + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+
+
+def test_thoughts_that_are_dropped_cost_what_follows_them(
+    gguf_model: ModelShelf, tmp_path: Path, script, caplog
+):
+    caplog.set_level(logging.DEBUG, "spillcache.serve")
+    messages = [{"role": "user", "content": "Rain? " * 40}]
+    thought, words = written("<think>", 1, 2, "</think>\n\n"), written(3, 4, "dry")
+    with client(config_of(gguf_model("llama"), tmp_path / "kv", THINKING)) as ai:
+        script += [[*thought, *words], written("No", 5)]
+        first = turn(ai, messages)
+        assert first.choices[0].message.reasoning_content == "word1 word2"
+        second = turn(ai, messages)
+    asked = first.usage.prompt_tokens
+    assert second.timings["parted"] == {"at": asked, "lost": len(thought) + len(words)}
+    # A slot goes on from a block's end.
+    assert second.usage.prompt_tokens_details.cached_tokens == asked // 64 * 64
+    assert f"parts at token {asked}: " in caplog.text
+    assert "'<think> word1" in caplog.text
