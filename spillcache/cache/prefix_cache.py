@@ -7,7 +7,8 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from weakref import WeakSet
 
@@ -329,12 +330,15 @@ class PrefixCache:
         with self._lock:
             return self._resident_bytes - self._ram.used_bytes + self._waiting_bytes
 
-    def copies(self, chain: Chain, block: int, parts: Collection[Part]) -> BlockState:
-        """Copies of those of ``parts`` that RAM has of a whole block of ``chain``; the caller's."""
+    @contextmanager
+    def held(self, chain: Chain, block: int) -> Iterator[BlockState]:
+        """What RAM has of a whole block of ``chain``: views that are valid within the block."""
         with self._lock:
-            known = self._ram.get(chain.hashes[block])
-            held = known.parts if known is not None else {}
-            return {part: bytes(held[part]) for part in parts if part in held}
+            known = self._pinned(chain.hashes[block])
+        try:
+            yield dict(known.parts) if known is not None else {}
+        finally:
+            self._unpin_all([known] if known is not None else [])
 
     def offer(self, chain: Chain, block: int, state: BlockState) -> None:
         """Keep a copy of the state of whole block ``block`` of ``chain``, or, after the last, of

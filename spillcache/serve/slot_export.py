@@ -4,6 +4,7 @@ import logging
 import time
 from collections import deque
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -159,14 +160,16 @@ class SlotExport:
 
     def _export_some(self, writer: SlotFileWriter, piece: Piece, block: int, go_on: GoOn) -> int:
         while block < self._count and piece.fits(self._record_max):
-            for part, payload in sorted(self._export(block).items()):
-                writer.add(piece, block, part, payload)
+            with self._held(block) as held:
+                for part, payload in sorted(self._export(block, held).items()):
+                    writer.add(piece, block, part, payload)
             block += 1
             if not go_on():
                 break
         return block
 
-    def _export(self, block: int) -> BlockState:
+    def _export(self, block: int, held: BlockState) -> BlockState:
+        """What goes into the file of a block; ``held``: what RAM has of it."""
         last, geometry = block == self._count - 1, self._engine.geometry
         if not last and not geometry.has_kv:
             return self._boundaries.get(block, {})
@@ -179,21 +182,24 @@ class SlotExport:
         state.update(self._boundaries.get(block, {}))
         if block < self._count - self._recent:
             state.pop(Part.WINDOW, None)
-        elif geometry.window_blocks and Part.WINDOW not in state and block < self._chain.blocks:
-            state.update(self._held(block, Part.WINDOW))
+        elif geometry.window_blocks and Part.WINDOW in held:
+            state.setdefault(Part.WINDOW, held[Part.WINDOW])
         return state
 
     # What RAM has beside.
 
-    def _held(self, block: int, part: Part) -> BlockState:
-        return self._cache.copies(self._chain, block, (part,)) if self._cache is not None else {}
+    def _held(self, block: int) -> AbstractContextManager[BlockState]:
+        if self._cache is None or block >= self._chain.blocks:
+            return nullcontext({})
+        return self._cache.held(self._chain, block)
 
     def _find_boundaries(self) -> None:
         """The latest ones before the end: the engine has none but the last."""
         if not self._engine.geometry.has_boundary:
             return
         for block in reversed(range(min(self._chain.blocks, self._count - 1))):
-            if held := self._held(block, Part.BOUNDARY):
-                self._boundaries[block] = held
+            with self._held(block) as held:
+                if Part.BOUNDARY in held:
+                    self._boundaries[block] = {Part.BOUNDARY: bytes(held[Part.BOUNDARY])}
             if len(self._boundaries) == BOUNDARIES:
                 return

@@ -349,7 +349,9 @@ def test_a_file_that_lacks_a_part_is_refused(
         stack.answer(prompt(300), 4)
         export = slot_export.SlotExport._export
         monkeypatch.setattr(
-            slot_export.SlotExport, "_export", lambda self, n: {} if n == 2 else export(self, n)
+            slot_export.SlotExport,
+            "_export",
+            lambda self, n, held: {} if n == 2 else export(self, n, held),
         )
         save(stack, folder)
         with pytest.raises(SlotFileInvalid, match="lacks kv of block 2"):
