@@ -146,7 +146,7 @@ def serve(
             host=host,
             port=port,
             api_keys=keys,
-            isolation=_isolation(cache_isolation, keys),
+            isolation=_isolation(cache_isolation, keys, slot_files=slot_save_path is not None),
             allowed_hosts=guards.hosts(allowed_hosts),
             allowed_origins=guards.origins(allowed_origins),
             tls=tls_files(ssl_key_file, ssl_cert_file),
@@ -224,11 +224,16 @@ def _configured(context: typer.Context) -> Mapping[str, object]:
     return context.default_map or {}
 
 
-def _isolation(isolation: Isolation, keys: Sequence[str]) -> Isolation:
+def _isolation(isolation: Isolation, keys: Sequence[str], *, slot_files: bool) -> Isolation:
     if isolation == "api-key" and not keys:
         raise ConfigError(
             "--cache-isolation api-key needs API keys: without them all clients are one; give "
             "--api-key or --api-key-file"
+        )
+    if isolation == "api-key" and slot_files:
+        raise ConfigError(
+            "--cache-isolation api-key and --slot-save-path: slots are no tenant's own, so who may "
+            "save one could take another's; leave one of them out (--cache-disk keeps all of them)"
         )
     return isolation
 

@@ -172,6 +172,15 @@ def test_isolation_needs_keys(cli: Any, model: Path, served: list[Settings]) -> 
     assert "--cache-isolation api-key needs API keys" in ended.err
 
 
+def test_tenants_have_no_slot_files(
+    cli: Any, model: Path, served: list[Settings], tmp_path: Path
+) -> None:
+    flags = ["--api-key", "a,b", "--cache-isolation", "api-key", "--slot-save-path", str(tmp_path)]
+    ended = cli("serve", "-m", str(model), *flags)
+    assert (ended.code, served) == (2, [])
+    assert "slots are no tenant's own" in " ".join(ended.err.split())
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
