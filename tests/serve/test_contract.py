@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 PROMPT = "Building a website can be done in 10 simple steps:"
 OURS_ALONE = {
     "timings": {
-        "cache", "cache_decision", "queue_ms", "refused", "restore_ms", "restored",
+        "cache", "cache_decision", "parted", "queue_ms", "refused", "restore_ms", "restored",
         "restored_bytes",
     },
     "": {"cache"},  # of /health
