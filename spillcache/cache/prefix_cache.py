@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from spillcache.cache.breaker import Breaker
 from spillcache.cache.doubts import Doubts
+from spillcache.cache.held import Held, facts_of, with_disk
 from spillcache.cache.judge import Judge
 from spillcache.cache.match import Match, step_of
 from spillcache.cache.memory import clamp_ram
@@ -507,6 +508,22 @@ class PrefixCache:
                 "waiting_bytes": spiller.leaving_bytes if spiller is not None else 0,
                 "pinned_blocks": self._pinned_blocks,
             }
+
+    def held(self, most: int) -> Held:
+        """Facts of up to ``most`` blocks in RAM and as many on disk, the most recently used; a disk
+        that is out of use is not asked.
+        """
+        with self._lock:
+            blocks = facts_of(self._ram.latest(most), self.geometry.block_tokens)
+            complete = len(self._ram) <= most
+        if self._store is None or self.disk_reason:
+            return Held(blocks, complete)
+        try:
+            recent = self._store.recent(most)
+        except StoreError as error:
+            self.failed(error)
+            return Held(blocks, complete=False)
+        return Held(with_disk(blocks, recent), complete and recent.complete)
 
     def failed(self, error: SpillcacheError) -> None:
         """Count a failure of the disk tier, which may pause it; logged, never raised."""

@@ -17,6 +17,7 @@ from spillcache.serve.meta_routes import meta_router
 from spillcache.serve.middleware import BodyLimit, ErrorGuard, KeyGate
 from spillcache.serve.native_routes import native_router
 from spillcache.serve.openai_routes import openai_router
+from spillcache.serve.overview_routes import overview_router
 from spillcache.serve.root_route import root_router, route_names
 
 _ROUTER_ERRORS = {
@@ -37,6 +38,7 @@ def create_app(service: Door) -> FastAPI:
         native_router(service),
         meta_router(service),
         cache_router(service),
+        overview_router(service),
     ]
     app.state.routes = route_names(routers)
     for router in [*routers, root_router(app.state.routes)]:

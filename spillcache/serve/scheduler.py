@@ -44,6 +44,7 @@ from spillcache.serve.prompt_plan import gives_logits, next_stop, takes_boundary
 from spillcache.serve.read_ahead import ReadAhead
 from spillcache.serve.restorer import Restorer
 from spillcache.serve.slot_choice import choose, take_live, usable_live
+from spillcache.serve.slot_facts import Glance
 from spillcache.serve.slots import Job, Phase, Slot
 from spillcache.serve.tally import Tally
 from spillcache.serve.trial import Trials
@@ -71,6 +72,7 @@ class Scheduler:
         self._prefill_pace = PrefillPace()
         self._trials = Trials(engine)
         self._tally = Tally(metrics)
+        self.glance = Glance(self._slots, self._tally.recent)
         self._attaching: Callable[[], None] | None = None
         self._stopping = False
         self._deadline = 0.0
