@@ -73,9 +73,7 @@ def listed(
     return rows, not left
 
 
-def _facts(
-    run: Run, live: Collection[BlockHash], block_tokens: int, now: float
-) -> dict[str, Any]:
+def _facts(run: Run, live: Collection[BlockHash], block_tokens: int, now: float) -> dict[str, Any]:
     first = run.blocks[0]
     return {
         "name": first.hash[-_NAME_BYTES:].hex(),

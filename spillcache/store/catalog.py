@@ -300,7 +300,7 @@ class Catalog:
                 yield from cursor.iternext(keys=True, values=False)
 
     def evictable_latest(self) -> Iterator[bytes]:
-        """All keys of ``evictable``, those that would go last first; no writes while it iterates."""
+        """The keys of ``evictable``, those that go last first; no writes while it iterates."""
         with self._txn.cursor(db=self._db["evictable"]) as cursor:
             yield from cursor.iterprev(keys=True, values=False)
 

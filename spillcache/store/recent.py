@@ -4,7 +4,7 @@ It costs what it returns, not what there is: ``evictable`` has the ends of chain
 and from an end the rows lead to its beginning.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -44,67 +44,64 @@ class RecentBlocks:
 
 def recent_blocks(catalog: Catalog, most: int) -> RecentBlocks:
     """Up to ``most`` blocks; nothing of namespaces that are hidden."""
-    parts: dict[bytes, list[Part]] = {}
-    for namespace_id, part in catalog.usage():
-        parts.setdefault(namespace_id, []).append(part)
-    for namespace_id in catalog.hidden():
-        parts.pop(namespace_id, None)
-    found: dict[bytes, Entry] = {}
+    walk, ends = _Walk(catalog, most), 0
     complete = True
-    for count, key in enumerate(islice(catalog.evictable_latest(), most * _KEYS_PER_BLOCK + 1)):
-        if len(found) >= most or count == most * _KEYS_PER_BLOCK:
-            complete = False
+    for key in islice(catalog.evictable_latest(), most * _KEYS_PER_BLOCK):
+        ends += 1
+        complete = walk.climb(*split_object_key(split_evictable_key(key)[2]))
+        if not complete:
             break
-        namespace_id, block, part = split_object_key(split_evictable_key(key)[2])
-        if namespace_id in parts and part is not Part.WINDOW:
-            complete = _climb(catalog, namespace_id, block, part, found, most) and complete
-    blocks = [_block(catalog, entry, parts) for entry in found.values()]
-    return RecentBlocks(blocks, complete)
+    complete = complete and ends == catalog.count("evictable")
+    return RecentBlocks([walk.block(entry) for entry in walk.found.values()], complete)
 
 
-def _climb(
-    catalog: Catalog,
-    namespace_id: bytes,
-    block: BlockHash,
-    part: Part,
-    found: dict[bytes, Entry],
-    most: int,
-) -> bool:
-    """Add a block and those before it, up to one that is known; False if there is no place for all
-    of them.
-    """
-    while namespace_id + block not in found:
-        # Models without kv have boundaries here and there, and nothing between them.
-        entry = catalog.entry(namespace_id, block, Part.KV) or catalog.entry(
-            namespace_id, block, part
-        )
-        if entry is None:
+class _Walk:
+    """From ends of chains to their beginnings."""
+
+    def __init__(self, catalog: Catalog, most: int) -> None:
+        self._catalog, self._most = catalog, most
+        self._parts: dict[bytes, list[Part]] = {}
+        for namespace_id, part in catalog.usage():
+            self._parts.setdefault(namespace_id, []).append(part)
+        for namespace_id in catalog.hidden():
+            self._parts.pop(namespace_id, None)
+        self.found: dict[bytes, Entry] = {}
+
+    def climb(self, namespace_id: bytes, block: BlockHash, part: Part) -> bool:
+        """Add a block and those before it, up to one that is known; False if there is no place for
+        all of them.
+        """
+        if namespace_id not in self._parts or part is Part.WINDOW:
             return True
-        if len(found) >= most:
-            return False
-        found[namespace_id + block] = entry
-        if not entry.block_index:
-            return True
-        block = entry.parent
-    return True
+        while namespace_id + block not in self.found:
+            # Models without kv have boundaries here and there, and nothing between them.
+            entry = self._catalog.entry(namespace_id, block, Part.KV) or self._catalog.entry(
+                namespace_id, block, part
+            )
+            if entry is None:
+                return True
+            if len(self.found) == self._most:
+                return False
+            self.found[namespace_id + block] = entry
+            if not entry.block_index:
+                return True
+            block = entry.parent
+        return True
 
-
-def _block(catalog: Catalog, entry: Entry, parts: Mapping[bytes, Sequence[Part]]) -> StoredBlock:
-    size = 0
-    for part in parts[entry.namespace_id]:
-        known = (
-            entry
-            if part is entry.part
-            else catalog.entry(entry.namespace_id, entry.block, part)
+    def block(self, entry: Entry) -> StoredBlock:
+        """Its facts, with what its other parts take."""
+        size = 0
+        for part in self._parts[entry.namespace_id]:
+            same = part is entry.part
+            known = entry if same else self._catalog.entry(entry.namespace_id, entry.block, part)
+            if known is not None and known.is_present:
+                size += known.stored_bytes
+        return StoredBlock(
+            namespace_id=entry.namespace_id,
+            block=entry.block,
+            parent=entry.parent,
+            index=entry.block_index,
+            tokens=entry.token_count,
+            stored_bytes=size,
+            last_use=entry.last_use / _NS_PER_S,
         )
-        if known is not None and known.is_present:
-            size += known.stored_bytes
-    return StoredBlock(
-        namespace_id=entry.namespace_id,
-        block=entry.block,
-        parent=entry.parent,
-        index=entry.block_index,
-        tokens=entry.token_count,
-        stored_bytes=size,
-        last_use=entry.last_use / _NS_PER_S,
-    )

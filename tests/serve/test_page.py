@@ -34,8 +34,9 @@ return [...document.querySelectorAll("body *")]
   .filter((e) => e.checkVisibility() && !e.disabled && !["SCRIPT", "STYLE"].includes(e.tagName))
   .filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()))
   .map((e) => {
-    const [a, b] = [light(parse(getComputedStyle(e).color)), light(ground(e))].sort((x, y) => y - x);
-    return [e.textContent.trim().slice(0, 40), (a + 0.05) / (b + 0.05)];
+    const pair = [light(parse(getComputedStyle(e).color)), light(ground(e))];
+    const ratio = (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+    return [e.textContent.trim().slice(0, 40), ratio];
   });
 """
 

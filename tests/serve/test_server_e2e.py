@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 
-import httpx
 import openai
 import pytest
 from fake_service import wait_until
