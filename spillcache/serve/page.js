@@ -155,9 +155,9 @@ function shape(node, branches, depth) {
   }
 }
 
-function describe(run, branches) {
+function describe(run, branches, several) {
   const from = run.start ? `after ${count(run.start)} ` : "";
-  const tags = [];
+  const tags = several && run.after === null ? [make("span", "tag", `namespace ${run.namespace}`)] : [];
   for (const [source, tokens] of [["live", run.live_tokens], ["ram", run.ram_tokens], ["disk", run.disk_tokens]]) {
     if (!tokens) continue;
     const mark = make("span", `key ${source}`);
@@ -190,9 +190,10 @@ function showTree(tree) {
     each.depth = before.depth + 1;
     before.after.push(each);
   }
+  const several = new Set(tree.runs.map((run) => run.namespace)).size > 1;
   for (const { run, node, depth, after } of runs) {
     shape(node, after.length > 0, depth);
-    const line = make("div", "", ...describe(run, after.length));
+    const line = make("div", "", ...describe(run, after.length, several));
     if (node.line.textContent !== line.textContent) node.line.replaceChildren(...line.childNodes);
     if (node.list) place(node.list, after.map((each) => each.node.item));
   }

@@ -20,6 +20,7 @@ from server_process import Server
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 COLOURS = 128
 LICENCE = (Path(__file__).parents[2] / "LICENSE").read_text()[:6000]
+BEGUN = "Monday, Tuesday, Wednesday, Thursday,"
 QUESTIONS = ("Who may copy this?", "What is a contribution?", "Is there a warranty?")
 
 
@@ -41,9 +42,7 @@ def main(model: str) -> None:
             most = browser.find_element(By.ID, "most")
             most.clear()
             most.send_keys("12")
-            browser.find_element(By.ID, "ask").send_keys(
-                "Monday, Tuesday, Wednesday, Thursday,", Keys.ENTER
-            )
+            browser.find_element(By.ID, "ask").send_keys(BEGUN, Keys.ENTER)
             for name, words in (("log", "First token after"), ("tree", "shared by 3")):
                 shown = browser.find_element(By.ID, name)
                 assert wait_until(lambda: words in shown.text, 60)  # noqa: B023

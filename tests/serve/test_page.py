@@ -153,8 +153,8 @@ def test_all_can_be_reached_by_keyboard_and_has_a_name(page):
         outline = page.execute_script("return getComputedStyle(arguments[0]).outlineStyle", focused)
         assert outline == "solid"
     assert names == [
-        "Skip to the chat box", "Pause updates", "Your message", "Send", "New conversation",
-        "At most", "Prefix tree", "Recent requests",
+        "Skip to the chat box", "Pause updates", "Conversation", "Your message", "Send",
+        "New conversation", "At most", "Prefix tree", "Recent requests",
     ]  # fmt: skip
     assert page.find_element(By.TAG_NAME, "main").aria_role == "main"
     assert page.find_element(By.TAG_NAME, "header").aria_role == "banner"
@@ -167,6 +167,17 @@ def test_all_can_be_reached_by_keyboard_and_has_a_name(page):
         assert table.find_element(By.TAG_NAME, "caption").text
         for header in table.find_elements(By.TAG_NAME, "th"):
             assert header.get_attribute("scope") in {"col", "row"}
+
+
+def test_it_fits_a_narrow_window(page):
+    """As wide as a telephone, or a window at 400 %: nothing is beside it."""
+    metrics = {"width": 320, "height": 640, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    sees(page, "status", "Up to date")
+    try:
+        assert page.execute_script("return document.documentElement.scrollWidth") <= 320
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
