@@ -11,9 +11,11 @@ so made room for them, asks for fewer. Where nothing is used twice this is plain
 ``bench/replay.py`` compares it with others; ``bench/LOG.md`` tells what lost.
 """
 
+import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from itertools import islice
 from typing import Generic, TypeVar
 
 from spillcache.store.gone import Gone
@@ -99,6 +101,12 @@ class Order(Generic[K]):
         before, used = queue.pop(key)
         (self._again if used else self._once)[key] = (now, True)
         return before if used else None
+
+    def latest(self, most: int) -> list[K]:
+        """Up to ``most`` keys, those that were used last first."""
+        queues = (reversed(self._once.items()), reversed(self._again.items()))
+        merged = heapq.merge(*queues, key=lambda item: item[1][0], reverse=True)
+        return [key for key, _ in islice(merged, most)]
 
     def forget(self, key: K) -> None:
         """A block is not to be chosen any more: it was evicted."""

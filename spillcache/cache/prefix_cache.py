@@ -12,11 +12,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from weakref import WeakSet
 
-import numpy as np
-from numpy.typing import NDArray
-
 from spillcache.cache.breaker import Breaker
 from spillcache.cache.doubts import Doubts
+from spillcache.cache.held import Held, held_in_ram, with_disk
 from spillcache.cache.judge import Judge
 from spillcache.cache.match import Match, step_of
 from spillcache.cache.memory import clamp_ram
@@ -37,7 +35,6 @@ from spillcache.errors import (
     StoreIOError,
 )
 from spillcache.metrics import Metrics
-from spillcache.namespace import Namespace
 from spillcache.state import BlockState, Geometry, Part
 from spillcache.store.block_store import BlockStore, Entry, Pin
 from spillcache.store.tails import MOST_TAILS
@@ -90,10 +87,6 @@ class PrefixCache:
         self.doubts = Doubts(self._ram, self._lock, self._spiller, self._metrics)
         self._metrics.unsaved_blocks.set_function(lambda: float(self._ram.dirty))
         self._metrics.disk_up.set_function(lambda: float(not self.disk_reason))
-
-    def chain(self, namespace: Namespace, tokens: NDArray[np.uint32], salt: bytes = b"") -> Chain:
-        """The chain of a prompt: what all other methods take."""
-        return Chain(namespace, self.geometry.block_tokens, tokens, salt)
 
     # Out.
 
@@ -524,6 +517,20 @@ class PrefixCache:
                 "waiting_bytes": spiller.leaving_bytes if spiller is not None else 0,
                 "pinned_blocks": self._pinned_blocks,
             }
+
+    def facts(self, most: int) -> Held:
+        """Up to ``most`` blocks in RAM and as many on disk, the most recently used; a disk that is
+        out of use is not asked.
+        """
+        with self._lock:
+            held = held_in_ram(self._ram, most, self.geometry.block_tokens)
+        try:
+            if self._store is not None and not self.disk_reason:
+                return with_disk(held, self._store.recent(most))
+        except StoreError as error:
+            self.failed(error)
+            return replace(held, complete=False)
+        return held
 
     def failed(self, error: SpillcacheError) -> None:
         """Count a failure of the disk tier, which may pause it; logged, never raised."""

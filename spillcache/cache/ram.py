@@ -131,6 +131,10 @@ class RamTier:
         """Every block that can be found, parents before children."""
         return sorted(self._blocks.values(), key=lambda block: block.index)
 
+    def latest(self, most: int) -> list[RamBlock]:
+        """Up to ``most`` blocks, the most recently used first; none that is about to leave."""
+        return [self._blocks[name] for name in self.order.latest(most)]
+
     @property
     def dirty(self) -> int:
         """How many blocks have parts that are not on disk."""

@@ -24,6 +24,7 @@ from spillcache.serve.native_routes import native_router
 from spillcache.serve.openai_routes import openai_router
 from spillcache.serve.openapi import describe
 from spillcache.serve.origin import Hosts
+from spillcache.serve.overview_routes import overview_router
 from spillcache.serve.root_route import openapi_router, root_router, route_names
 from spillcache.serve.slot_routes import slot_router
 
@@ -48,6 +49,7 @@ def create_app(service: Door) -> FastAPI:
         meta_router(service),
         cache_router(service),
         slot_router(service),
+        overview_router(service),
     ]
     routers.append(openapi_router(describe([r for router in routers for r in router.routes])))
     app.state.routes = route_names(routers)

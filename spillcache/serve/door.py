@@ -1,7 +1,7 @@
 """What the HTTP routes need of the service; ``service.Service`` is it."""
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from spillcache.cache.spill import Flushed
 from spillcache.config import Settings
@@ -61,6 +61,9 @@ class Door(Protocol):
 
     def health(self) -> dict[str, object]:
         """For ``/health``."""
+
+    def overview(self) -> dict[str, Any]:
+        """For ``/cache``; reads the store's index. Raises NotReady until the model is loaded."""
 
     def slots_total(self) -> int:
         """How many requests run at a time."""

@@ -47,6 +47,7 @@ from spillcache.serve.read_ahead import ReadAhead
 from spillcache.serve.restorer import Restorer
 from spillcache.serve.slot_actions import SlotActions
 from spillcache.serve.slot_choice import choose, parting, take_live, usable_live
+from spillcache.serve.slot_facts import Glance
 from spillcache.serve.slots import Job, Phase, Slot
 from spillcache.serve.tally import Tally
 from spillcache.serve.trial import Trials
@@ -58,9 +59,7 @@ ACTION_S = 0.1
 
 
 class Scheduler:
-    """Owns ``engine`` once ``start`` was called. ``submit``, ``attach`` and ``stop``: any
-    thread.
-    """
+    """Owns ``engine`` once ``start`` was called. ``submit``, ``attach``, ``stop``: any thread."""
 
     def __init__(self, engine: Engine, metrics: Metrics, queue_limit: int) -> None:
         self._engine = engine
@@ -79,6 +78,7 @@ class Scheduler:
         self.actions = SlotActions(engine, self._slots, self._errands, self._forget)
         self._trials = Trials(engine)
         self._tally = Tally(metrics)
+        self.glance = Glance(self._slots, self._tally.recent)
         self._attaching: Callable[[], None] | None = None
         self._stopping = False
         self._deadline = 0.0

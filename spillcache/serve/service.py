@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from blake3 import blake3
 
@@ -27,6 +27,7 @@ from spillcache.namespace import Namespace, file_identity, remembered_digest
 from spillcache.serve.adapters import Adapters
 from spillcache.serve.door import SlotAction
 from spillcache.serve.job import GenerationRequest, Listener, Ticket
+from spillcache.serve.overview import Overview
 from spillcache.serve.scheduler import Scheduler
 from spillcache.serve.slot_actions import SlotDone
 from spillcache.serve.token_memory import TokenMemory
@@ -58,6 +59,7 @@ class Service:
         self._scheduler: Scheduler | None = None
         self._cache: PrefixCache | None = None
         self._shelf: TokenShelf | None = None
+        self._overview: Overview | None = None
         self._cache_off = "the model loads"
         self._verdict: SelfTest | None = None
         self._stop_loading = threading.Event()
@@ -124,6 +126,7 @@ class Service:
         self._verdict = self._test(engine)
         self._scheduler = Scheduler(engine, self.metrics, self.settings.serve.queue_limit)
         self._scheduler.start()
+        self._overview = Overview(engine, self._scheduler.glance, self.metrics)
         self._opener.start()
         self._opener.join(_HASH_WAIT_S)
         with self._changed:
@@ -314,28 +317,38 @@ class Service:
 
     def health(self) -> dict[str, object]:
         """What ``/health`` says."""
-        cache, words = self._cache, {"loading": "loading model", "ready": "ok"}
-        disk: dict[str, object] = {"on": False, "reason": self._cache_off or "no --cache-disk"}
-        if cache is not None and self._store is not None:
-            disk = {"on": not cache.disk_reason, "reason": cache.disk_reason}
-            store = self._store.describe()
-            disk |= {name: store[name] for name in ("reads", "pinned_blocks")}
-            if limit := cache.write_limit():
-                disk["write_limit"] = limit
-        ram: dict[str, object] = {"on": cache is not None, "reason": self._cache_off}
-        if cache is not None:
-            ram |= cache.status()
+        words = {"loading": "loading model", "ready": "ok"}
         test = self._verdict
         return {
             "status": words.get(self._state, self._state),
             "cache": {
-                "ram": ram,
-                "disk": disk,
+                **self._tiers(),
                 "self_test": None if test is None else {
                     "passed": test.passed, "exact": test.exact, "detail": test.detail,
                 },
             },
         }  # fmt: skip
+
+    def _tiers(self) -> dict[str, Any]:
+        """RAM and disk, as they are."""
+        cache = self._cache
+        disk: dict[str, object] = {"on": False, "reason": self._cache_off or "no --cache-disk"}
+        if cache is not None and self._store is not None:
+            disk = {"on": not cache.disk_reason, "reason": cache.disk_reason}
+            store = self._store.describe()
+            disk |= {name: store[name] for name in ("reads", "pinned_blocks", "quota_bytes")}
+            if limit := cache.write_limit():
+                disk["write_limit"] = limit
+        ram: dict[str, object] = {"on": cache is not None, "reason": self._cache_off}
+        if cache is not None:
+            ram |= cache.status()
+        return {"ram": ram, "disk": disk}
+
+    def overview(self) -> dict[str, Any]:
+        """See Door."""
+        if self._overview is None or self._state != "ready":
+            raise self._not_ready()
+        return self._overview.take(self._cache, self._tiers())
 
     # Going down.
 

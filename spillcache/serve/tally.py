@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from spillcache.metrics import Metrics
 from spillcache.serve.job import Tier
+from spillcache.serve.recent_requests import RecentRequests
 from spillcache.serve.slots import Job
 
 log = logging.getLogger("spillcache.serve")
@@ -32,6 +33,7 @@ class Tally:
         self._clock = clock
         self._restored = self._reused = 0
         self._warned = float("-inf")
+        self.recent = RecentRequests()
 
     def prompt(self, job: Job) -> None:
         """A prompt is done: count its tokens by where their state came from."""
@@ -58,6 +60,7 @@ class Tally:
 
     def end(self, job: Job) -> None:
         """A request is over, one way or another: see what became of what was restored for it."""
+        self.recent.add(job)
         self._restored += sum(job.restored.values())
         if job.prompt_done:
             self._reused += sum(job.cached.get(tier, 0) for tier in job.restored)

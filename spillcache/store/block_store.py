@@ -30,6 +30,7 @@ from spillcache.store.progress import Progress, Stop, never, no_progress
 from spillcache.store.purge import Purged, discard, purge, remove
 from spillcache.store.read_meter import Reading
 from spillcache.store.reader import Failure, Payload, ReadAhead
+from spillcache.store.recent import RecentBlocks, recent_blocks
 from spillcache.store.repair import RepairReport, repair
 from spillcache.store.room import Limits
 from spillcache.store.rows import Entry
@@ -266,6 +267,14 @@ class BlockStore:
         store.write_touches()
         with store.index.read() as catalog:
             return namespace_infos(catalog)
+
+    def recent(self, most: int) -> RecentBlocks:
+        """Up to ``most`` blocks, the most recently used with all before them, in one transaction.
+
+        Costs what it returns, not what there is; uses that were not written yet are not known.
+        """
+        with self._store().index.read() as catalog:
+            return recent_blocks(catalog, most)
 
     def invalidate(self, namespace_id: bytes, reason: str) -> bool:
         """Hide a namespace: from now on nothing of it is found, and nothing is added, by any

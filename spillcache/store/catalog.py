@@ -299,6 +299,11 @@ class Catalog:
             if cursor.set_range(start):
                 yield from cursor.iternext(keys=True, values=False)
 
+    def evictable_latest(self) -> Iterator[bytes]:
+        """The keys of ``evictable``, those that go last first; no writes while it iterates."""
+        with self._txn.cursor(db=self._db["evictable"]) as cursor:
+            yield from cursor.iterprev(keys=True, values=False)
+
     def is_evictable(self, key: bytes) -> bool:
         """Whether a key of ``evictable`` is that of an object as it is."""
         entry = self.entry_at(rows.split_evictable_key(key)[2])

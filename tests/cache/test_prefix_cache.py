@@ -567,6 +567,7 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from spillcache.cache.prefix_cache import PrefixCache
+from spillcache.chain import Chain
 from spillcache.config import MIB, CacheConfig, StoreConfig
 from spillcache.namespace import Namespace
 from spillcache.state import Geometry
@@ -574,7 +575,8 @@ from spillcache.store.block_store import BlockStore
 store = BlockStore.open(StoreConfig(Path(sys.argv[1]), quota_bytes=64 * MIB, min_free_bytes=0))
 cache = PrefixCache(CacheConfig(), Geometry(block_tokens=4), store)
 namespace = Namespace.of({"model": "test", "block_tokens": 4})
-chain = cache.chain(namespace, np.array(json.loads(sys.argv[2]), np.uint32), b"salt")
+tokens = np.array(json.loads(sys.argv[2]), np.uint32)
+chain = Chain(namespace, 4, tokens, b"salt")
 match = cache.match(chain)
 stream = cache.restore(match)
 digests = []
@@ -726,7 +728,7 @@ def test_never_other_bytes_than_those_offered_for_that_prefix(
     with tempfile.TemporaryDirectory() as folder:
         cache = open_cache(open_store(Path(folder)), geometry, **config)
         for name, tokens, salt in operations:
-            c = cache.chain(NS, np.array([*tokens, 9], np.uint32), salt)
+            c = Chain(NS, cache.geometry.block_tokens, np.array([*tokens, 9], np.uint32), salt)
             if name == "offer":
                 for block in range(c.blocks):
                     prefix = tuple(tokens[: (block + 1) * BLOCK])
@@ -799,7 +801,11 @@ def test_without_a_disk_a_chain_larger_than_ram_keeps_its_beginning() -> None:
     """Evicting a block's own parent for it would leave it unreachable."""
     payload = {Part.KV: bytes(MIB)}
     cache = PrefixCache(CacheConfig(ram_bytes=4 * MIB), Geometry())
-    chain = cache.chain(Namespace.of({"model": "x"}), np.arange(64 * 6, dtype=np.uint32))
+    chain = Chain(
+        Namespace.of({"model": "x"}),
+        cache.geometry.block_tokens,
+        np.arange(64 * 6, dtype=np.uint32),
+    )
     for block in range(6):
         cache.offer(chain, block, payload)
     match = cache.match(chain, limit=6)

@@ -8,7 +8,6 @@ from cache_tools import (
     EIO,
     ENOSPC,
     NEVER_S,
-    NS,
     PLAIN,
     SIZE,
     WINDOWED,
@@ -681,7 +680,6 @@ def test_nothing_is_due_by_itself(store: WatchedStore, open_cache: OpenCache) ->
     offer(cache, chain(3))
     time.sleep(0.2)
     assert not store.puts
-    assert cache.chain(NS, chain(1).tokens).hashes == chain(1).hashes
 
 
 def test_a_chain_whose_beginning_the_disk_evicted_is_written_again(

@@ -19,7 +19,11 @@ from spillcache.errors import NotReady, SpillcacheError
 from spillcache.metrics import Metrics
 from spillcache.serve.adapters import Adapters
 from spillcache.serve.job import DoneEvent, ErrorEvent, TextEvent, Ticket, Timings, Usage
+from spillcache.serve.overview import Overview
+from spillcache.serve.recent_requests import RecentRequests
 from spillcache.serve.slot_actions import SlotDone
+from spillcache.serve.slot_facts import Glance
+from spillcache.serve.slots import Slot
 from spillcache.serve.token_memory import TokenMemory
 
 BOS, EOS = 256, 257
@@ -139,6 +143,8 @@ class FakeService:
         self.actions = {}
         known = [Adapter(i, name, bytes([i] * 32), 1.0) for i, name in enumerate(("a", "b"))]
         self.known_adapters = Adapters(known)
+        self.cache = None
+        """What ``overview`` looks into."""
         self.flushed = Flushed(12, 3456, 0.25, 0, complete=True)
 
     @property
@@ -158,6 +164,11 @@ class FakeService:
 
     def health(self):
         return {"status": "ok", "cache": {"disk": {"on": False, "reason": "no --cache-disk"}}}
+
+    def overview(self):
+        glance = Glance([Slot(0), Slot(1)], RecentRequests())
+        tiers = {"ram": {"on": False, "reason": "none"}, "disk": {"on": False, "reason": "none"}}
+        return Overview(self.engine, glance, self.metrics).take(self.cache, tiers)
 
     def flush(self, timeout_s):
         self.flushes.append(timeout_s)

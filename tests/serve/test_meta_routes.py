@@ -1,3 +1,7 @@
+import base64
+import hashlib
+import re
+
 import pytest
 from fake_service import BOS
 
@@ -116,8 +120,42 @@ def test_the_root_says_what_this_is_and_lists_the_routes(http):
         assert asked.status_code == (200 if lacks_nothing else refused)
 
 
+def test_the_root_is_a_page_for_browsers(http):
+    """Which may run what is in it, and load nothing."""
+    page = http.get("/", headers={"Accept": "text/html,*/*;q=0.8"})
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert page.headers["vary"] == "Accept"
+    policy = page.headers["content-security-policy"]
+    for kind in ("script", "style"):
+        (inline,) = re.findall(rf"<{kind}>(.*?)</{kind}>", page.text, re.S)
+        digest = base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+        assert len(inline) > 1000
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.findall(r"""(?:src|href)=["'](?!data:,|#)""", page.text)
+    assert not re.findall(r"<[^>]* on\w+=", page.text)
+    for word in ("http:", "https:", "@import", "innerHTML", "eval("):
+        assert word not in page.text
+
+
+def test_the_cache_in_numbers(http, service):
+    service.metrics.prompt_tokens.labels("disk").inc(7)
+    response = http.get("/cache")
+    assert response.headers["cache-control"] == "no-store"
+    found = response.json()
+    assert (found["model"], found["version"]) == ("tiny-fake", __version__)
+    assert found["prompt_tokens"] == {"live": 0, "ram": 0, "disk": 7, "computed": 0}
+    assert [slot["phase"] for slot in found["slots"]] == ["idle", "idle"]
+    service.state = "loading"
+    assert http.get("/cache").status_code == 503
+
+
 @pytest.mark.parametrize("service_options", [{"api_keys": ("k",)}])
 def test_the_root_needs_no_key(http):
+    assert http.get("/cache").status_code == 401
+    assert http.get("/", headers={"Accept": "text/html"}).status_code == 200
     assert http.get("/").status_code == 200
     assert http.get("/props").status_code == 401
 
