@@ -127,9 +127,7 @@ class Scheduler:
         return job.ticket
 
     def stop(self, drain_s: float) -> None:
-        """Refuse new requests, let running answers go on for ``drain_s``, end the thread;
-        blocks.
-        """
+        """Refuse requests, let running answers go on for ``drain_s``, end the thread; blocks."""
         with self._wake:
             self._stopping = True
             self._deadline = time.monotonic() + drain_s

@@ -32,10 +32,10 @@ class Glance:
 
 
 def _facts(slot: Slot) -> dict[str, Any]:
-    job, chain, phase = slot.job, slot.chain, slot.phase
+    job, chain = slot.job, slot.chain
     return {
         "id": slot.index,
-        "phase": "idle" if job is None else phase.value,
+        "phase": slot.phase.value,
         "tokens": 0 if chain is None else len(chain),
         "prompt_tokens": 0 if job is None else len(job.request.tokens),
         "reused_tokens": 0 if job is None else sum(tuple(job.cached.values())),
