@@ -18,11 +18,13 @@ from spillcache.serve.schema import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    InfillBody,
     LoraBody,
     NativeBody,
     TemplateBody,
     TokenizeBody,
 )
+from spillcache.serve.slot_routes import SlotBody
 
 BODIES: Mapping[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatBody,
@@ -30,10 +32,12 @@ BODIES: Mapping[str, type[BaseModel]] = {
     "/v1/completions": CompletionBody,
     "/completions": CompletionBody,
     "/completion": NativeBody,
+    "/infill": InfillBody,
     "/apply-template": TemplateBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
     "/lora-adapters": LoraBody,
+    "/slots/{id_slot}": SlotBody,
 }
 """What each POST route takes."""
 
@@ -81,6 +85,7 @@ _ERROR = {
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
                 "code": {"type": ["string", "integer", "null"]},
+                "kind": {"type": "string"},
             },
         }
     },

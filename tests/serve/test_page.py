@@ -116,7 +116,7 @@ def test_an_answer_can_be_stopped_and_failures_are_told(page, service):
     assert wait_until(lambda: len(service.requests) == 2)
 
 
-@pytest.mark.parametrize("service_options", [{"api_key": "secret"}])
+@pytest.mark.parametrize("service_options", [{"api_keys": ("secret",)}])
 def test_the_key_is_asked_for_and_kept_in_the_tab(page):
     sees(page, "status", "an API key is needed")
     field = page.find_element(By.ID, "key")

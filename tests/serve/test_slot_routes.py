@@ -132,7 +132,7 @@ def test_the_servers_own_pages_are_not(http):
     assert act(http, "erase", Origin=str(http.base_url).rstrip("/")).is_success
 
 
-@pytest.mark.parametrize("service_options", [{"api_key": "key"}])
+@pytest.mark.parametrize("service_options", [{"api_keys": ("key",)}])
 def test_an_api_key_does_not_make_up_for_it(http, service):
     key = {"Authorization": "Bearer key"}
     assert act(http, "erase").status_code == 401
