@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from spillcache import __version__
+from spillcache.errors import SpillcacheError
+from spillcache.serve.http_errors import describe_error
 from spillcache.serve.job import DoneEvent, FinishReason, TextEvent, Timings, Usage
 
 FINGERPRINT = f"spillcache-{__version__}"
@@ -57,8 +59,11 @@ class AnswerForm(Protocol):
     end: bytes
     """What a stream ends with, after its last event."""
 
-    def answer(self, text: str, tokens: list[int], done: DoneEvent) -> dict[str, Any]:
-        """The answer in one piece."""
+    ping: bytes
+    """What a stream says when there has been nothing to tell for a while; may be nothing."""
+
+    def answer(self, text: str, tokens: list[TextEvent], done: DoneEvent) -> dict[str, Any]:
+        """The answer in one piece; ``text`` is all of it, ``tokens`` the events that it came in."""
 
     def head(self) -> list[dict[str, Any]]:
         """A stream's events before the first piece of text."""
@@ -69,6 +74,9 @@ class AnswerForm(Protocol):
     def tail(self, done: DoneEvent) -> list[dict[str, Any]]:
         """The events after the last piece."""
 
+    def failure(self, error: SpillcacheError) -> dict[str, Any]:
+        """The event that ends a stream that can't go on."""
+
 
 class AnswerFormat(ABC):
     """One answer's JSON objects as OpenAI has them; they share an id, a time and the model's
@@ -76,6 +84,7 @@ class AnswerFormat(ABC):
     """
 
     end = b"data: [DONE]\n\n"
+    ping = b""
     id_prefix: str
     whole: str
     """The ``object`` of an answer in one piece."""
@@ -92,10 +101,10 @@ class AnswerFormat(ABC):
             "system_fingerprint": FINGERPRINT,
         }
 
-    def answer(self, text: str, tokens: list[int], done: DoneEvent) -> dict[str, Any]:
+    def answer(self, text: str, tokens: list[TextEvent], done: DoneEvent) -> dict[str, Any]:
         """The answer in one piece; its token ids are in it if they were asked for."""
         choice = {**self._whole_choice(text), "finish_reason": done.reason}
-        extra = {"tokens": tokens} if self._return_tokens else {}
+        extra = {"tokens": [one.token for one in tokens]} if self._return_tokens else {}
         return {
             **self._common,
             "object": self.whole,
@@ -128,6 +137,10 @@ class AnswerFormat(ABC):
             chunks.append({**self._common, "object": self.chunk, **usage})
         chunks[-1]["timings"] = timings_object(done.usage, done.timings)
         return chunks
+
+    def failure(self, error: SpillcacheError) -> dict[str, Any]:
+        """See AnswerForm."""
+        return describe_error(error)[1]
 
     def _stream_chunk(self, choice: dict[str, Any], reason: FinishReason | None) -> dict[str, Any]:
         choices = [{"index": 0, **choice, "logprobs": None, "finish_reason": reason}]

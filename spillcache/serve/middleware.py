@@ -4,11 +4,10 @@ import asyncio
 import hmac
 import logging
 
-from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spillcache.errors import BodyTooLarge, SpillcacheError, Unauthorized
-from spillcache.serve.http_errors import error_object, error_response
+from spillcache.serve.http_errors import ErrorResponse, error_object, error_response
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health", "/models", "/v1/models"})
 """As llama-server: these answer without a key."""
@@ -41,7 +40,7 @@ class ErrorGuard:
                 raise  # the server closes the connection, so that the client sees that it broke
             message = "the server met an unexpected error; its log has the details"
             content = error_object(message, "server_error", SpillcacheError.code)
-            await JSONResponse(content, 500)(scope, receive, send)
+            await ErrorResponse(content, 500)(scope, receive, send)
 
 
 class KeyGate:

@@ -7,7 +7,9 @@ not offer is told with the value that asks for nothing.
 from collections.abc import Mapping
 from typing import Any
 
+from spillcache.errors import SpillcacheError
 from spillcache.serve.answer_format import timings_object
+from spillcache.serve.http_errors import describe_error
 from spillcache.serve.job import DoneEvent, GenerationRequest, TextEvent
 
 _RANDOM_SEED = 2**32 - 1
@@ -41,6 +43,7 @@ class NativeFormat:
     """One answer's JSON objects; an AnswerForm. ``about`` comes before all others."""
 
     end = b""
+    ping = b""
 
     def __init__(self, model: str, *, stream: bool, return_tokens: bool) -> None:
         self._model = model
@@ -76,10 +79,11 @@ class NativeFormat:
             **_NOT_OFFERED,
         }
 
-    def answer(self, text: str, tokens: list[int], done: DoneEvent) -> dict[str, Any]:
+    def answer(self, text: str, tokens: list[TextEvent], done: DoneEvent) -> dict[str, Any]:
         """The answer in one piece."""
         self._new_line = "\n" in text
-        return self._end(text, tokens if self._return_tokens else [], done)
+        ids = [one.token for one in tokens] if self._return_tokens else []
+        return self._end(text, ids, done)
 
     def head(self) -> list[dict[str, Any]]:
         """Nothing."""
@@ -106,6 +110,10 @@ class NativeFormat:
     def tail(self, done: DoneEvent) -> list[dict[str, Any]]:
         """All that is known in the end."""
         return [self._end("", [], done)]
+
+    def failure(self, error: SpillcacheError) -> dict[str, Any]:
+        """See AnswerForm."""
+        return describe_error(error)[1]
 
     def _end(self, text: str, tokens: list[int], done: DoneEvent) -> dict[str, Any]:
         usage = done.usage

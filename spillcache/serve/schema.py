@@ -244,6 +244,19 @@ class GenerationBody(_Body):
         return tuple(text for text in stop if text)
 
 
+def shared_fields(body: GenerationBody) -> dict[str, Any]:
+    """What was given of the fields that all bodies have, and unknown ones that ``check_offered``
+    must see.
+    """
+    extra = {
+        name: value
+        for name, value in (body.model_extra or {}).items()
+        if name.lower().startswith("cache_")
+    }
+    known = {name: getattr(body, name) for name in GenerationBody.model_fields}
+    return extra | {name: value for name, value in known.items() if value is not None}
+
+
 def sampling_params(body: GenerationBody | None, defaults: RequestDefaults) -> SamplingParams:
     """How tokens are chosen: as the body says, else as ``defaults`` do, else as the engine does."""
 
