@@ -56,9 +56,9 @@ def error_response(error: SpillcacheError) -> JSONResponse:
 
 _ANTHROPIC_PATH = "/v1/messages"
 _ANTHROPIC_TYPES = {"unavailable_error": "overloaded_error", "server_error": "api_error"}
+_ANTHROPIC_STATUS = {404: "not_found_error", 413: "request_too_large"}
 _ANTHROPIC_KNOWN = {
     "authentication_error",
-    "not_found_error",
     "permission_error",
     "rate_limit_error",
     "timeout_error",
@@ -95,8 +95,8 @@ def anthropic_error(status: int, content: Mapping[str, Any]) -> dict[str, Any]:
     error = content["error"]
     kind = _ANTHROPIC_TYPES.get(error["type"], error["type"])
     message = error["message"]
-    if status == 413:
-        kind = "request_too_large"
+    if status in _ANTHROPIC_STATUS:
+        kind = _ANTHROPIC_STATUS[status]
     elif kind not in _ANTHROPIC_KNOWN:
         kind = "api_error" if status >= 500 else "invalid_request_error"
     if error["code"] == "context_length_exceeded":
