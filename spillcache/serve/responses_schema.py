@@ -100,7 +100,8 @@ class ResponsesBody(GenerationBody):
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("name", "description", "parameters", "strict")
+    # Not ``strict``, which is nothing to the model: other APIs' clients need not send it.
+    names = ("name", "description", "parameters")
     function = {name: tool[name] for name in names if tool.get(name) is not None}
     return {"type": "function", "function": function}
 

@@ -179,6 +179,28 @@ def test_a_result_goes_back(ai, service):
     assert prompt_of(service).count("<tool_response>\ndry") == 2
 
 
+def test_the_same_conversation_makes_the_same_prompt_as_in_chats(ai, service):
+    says(service, "I look.\n" + ONE)
+    response = ask(ai, instructions="Be brief.", tools=OURS)
+    first = prompt_of(service)
+    told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Rain?"}]
+    ai.chat.completions.create(model="any", messages=told, tools=TOOLS)
+    assert prompt_of(service) == first
+    message, call = response.output
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "dry"}
+    talk = [{"role": "user", "content": "Rain?"}, message.to_dict(), call.to_dict(), output]
+    ask(ai, talk, instructions="Be brief.", tools=OURS)
+    second = prompt_of(service)
+    function = {"name": call.name, "arguments": call.arguments}
+    called = [{"id": call.call_id, "type": "function", "function": function}]
+    told += [
+        {"role": "assistant", "content": "I look.", "tool_calls": called},
+        {"role": "tool", "tool_call_id": call.call_id, "content": "dry"},
+    ]
+    ai.chat.completions.create(model="any", messages=told, tools=TOOLS)
+    assert prompt_of(service) == second
+
+
 def test_one_call_at_a_time(ai, service):
     says(service, TWO)
     response = ask(ai, tools=OURS, parallel_tool_calls=False)
