@@ -10,7 +10,8 @@ from spillcache.errors import SpillcacheError
 from spillcache.serve.answer_format import timings_object
 from spillcache.serve.answer_parser import Piece, Thought
 from spillcache.serve.block_format import BlockFormat
-from spillcache.serve.http_errors import anthropic_error, describe_error
+from spillcache.serve.error_shapes import anthropic_error
+from spillcache.serve.http_errors import describe_error
 from spillcache.serve.job import DoneEvent, Usage
 from spillcache.serve.tool_call import ToolCall
 

@@ -13,7 +13,8 @@ from spillcache.serve.answer_events import ClientGone
 from spillcache.serve.anthropic_routes import anthropic_router
 from spillcache.serve.cache_routes import cache_router
 from spillcache.serve.door import Door
-from spillcache.serve.http_errors import ErrorResponse, error_object, error_response
+from spillcache.serve.error_shapes import ErrorResponse
+from spillcache.serve.http_errors import error_object, error_response
 from spillcache.serve.meta_routes import meta_router
 from spillcache.serve.middleware import BodyLimit, ErrorGuard, KeyGate
 from spillcache.serve.native_routes import native_router

@@ -7,7 +7,8 @@ import logging
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spillcache.errors import BodyTooLarge, SpillcacheError, Unauthorized
-from spillcache.serve.http_errors import ErrorResponse, error_object, error_response
+from spillcache.serve.error_shapes import ErrorResponse
+from spillcache.serve.http_errors import error_object, error_response
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health", "/models", "/v1/models"})
 """As llama-server: these answer without a key."""

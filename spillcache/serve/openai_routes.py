@@ -17,8 +17,9 @@ from spillcache.serve.chat_format import ChatFormat
 from spillcache.serve.chat_reader import ChatForm
 from spillcache.serve.conversation import Conversation
 from spillcache.serve.door import Door
+from spillcache.serve.error_shapes import ErrorResponse
 from spillcache.serve.event_stream import EventStream
-from spillcache.serve.http_errors import ErrorResponse, error_object
+from spillcache.serve.http_errors import error_object
 from spillcache.serve.job import DoneEvent, ErrorEvent, Event, TextEvent
 from spillcache.serve.request_body import read_body
 from spillcache.serve.schema import ChatBody, CompletionBody, GenerationBody

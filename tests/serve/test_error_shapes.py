@@ -14,13 +14,8 @@ from spillcache.errors import (
     Unauthorized,
     Unsupported,
 )
-from spillcache.serve.http_errors import (
-    anthropic_error,
-    describe_error,
-    error_object,
-    error_response,
-    speaks_anthropic,
-)
+from spillcache.serve.error_shapes import anthropic_error, speaks_anthropic
+from spillcache.serve.http_errors import describe_error, error_object, error_response
 
 
 def sent(response, scope):
