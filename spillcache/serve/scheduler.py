@@ -425,8 +425,7 @@ class Scheduler:
             return
         job.answer.append(token)
         self._metrics.generated_tokens.inc()
-        usage = job.usage() if len(job.answer) == 1 else None
-        job.emit(TextEvent(job.text.push_token(token), token, usage=usage))
+        job.emit(TextEvent(job.text.push_token(token), token, usage=job.first_usage))
         if job.text.stopped is not None:
             self._finish(slot, job, "stop")
         elif self._full(slot, job):

@@ -93,6 +93,11 @@ class Job:
         """The token counts as they are now."""
         return Usage(len(self.request.tokens), len(self.answer), dict(self.cached), self.kept)
 
+    @property
+    def first_usage(self) -> Usage | None:
+        """The token counts, while the answer has but its first token."""
+        return self.usage() if len(self.answer) == 1 else None
+
     def emit(self, event: Event) -> None:
         """Tell the listener, unless the client has left."""
         if not self.ticket.cancelled:
