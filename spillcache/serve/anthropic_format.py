@@ -67,7 +67,8 @@ class MessageFormat(BlockFormat):
 
     def _delta(self, piece: Piece, text: str) -> list[dict[str, Any]]:
         kind, field = _DELTAS[type(piece)]
-        return [self._event("delta", delta={"type": kind, field: text})]
+        said = _encodable(text) if isinstance(piece, ToolCall) else text
+        return [self._event("delta", delta={"type": kind, field: said})]
 
     def _ended(self, piece: Piece, text: str) -> list[dict[str, Any]]:
         told = []
@@ -132,10 +133,19 @@ def _block(piece: Piece) -> dict[str, Any]:
 def _filled(piece: Piece, text: str) -> dict[str, Any]:
     """What it has said in the end."""
     if isinstance(piece, ToolCall):
-        return {"input": json.loads(text)}
+        return {"input": json.loads(_encodable(text))}
     if isinstance(piece, Thought):
         return {"thinking": text, "signature": SIGNATURE}
     return {"text": text}
+
+
+def _encodable(text: str) -> str:
+    """A JSON text, its halves of characters (which JSON can say, and UTF-8 can't) as U+FFFD:
+    Anthropic's clients fail at them.
+    """
+    said = json.dumps(json.loads(text), ensure_ascii=False)
+    whole = said.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text if whole == said else whole
 
 
 def model_facts(name: str, created_s: int) -> dict[str, Any]:

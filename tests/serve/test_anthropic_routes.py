@@ -201,6 +201,21 @@ def test_several_calls(claude, service, stream):
     assert [block.name for block in answer.content] == ["weather"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_with_half_a_character(claude, service, stream):
+    """JSON can say it, UTF-8 can't."""
+    says(service, ONE.replace("Örö", r"\ud83d \ud83d\ude00"))
+    if stream:
+        with claude.messages.stream(
+            model="any", max_tokens=100, messages=ASKED, tools=OURS
+        ) as events:
+            block = events.get_final_message().content[0]
+    else:
+        block = ask(claude, tools=OURS).content[0]
+    assert (block.type, block.name) == ("tool_use", "weather")
+    assert block.input == {"city": "\ufffd \U0001f600", "days": 3}
+
+
 def test_a_result_goes_back(claude, service):
     """And the prompt goes on from the answer, as it does for OpenAI's clients."""
     says(service, "I look.\n" + TWO)
