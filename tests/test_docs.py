@@ -17,8 +17,10 @@ from spillcache.cli.main import app
 from spillcache.config import EngineConfig, Settings
 from spillcache.metrics import Metrics
 from spillcache.serve.answer_format import timings_object
+from spillcache.serve.anthropic_schema import MessagesBody
 from spillcache.serve.app import create_app
 from spillcache.serve.job import Timings, Usage
+from spillcache.serve.responses_schema import ResponsesBody
 from spillcache.serve.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from spillcache.serve.service import Service
 
@@ -132,7 +134,8 @@ def test_every_route_is_documented_and_no_other() -> None:
 def test_every_field_of_requests_is_documented() -> None:
     text = (DOCS / "api.md").read_text()
     named = {word for quote in quoted(text) for word in re.findall(r"\w+", quote)}
-    for body in (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody):
+    bodies = (ChatBody, CompletionBody, MessagesBody, ResponsesBody, TokenizeBody, DetokenizeBody)
+    for body in bodies:
         assert set(body.model_fields) <= named
 
 

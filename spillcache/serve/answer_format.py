@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from spillcache import __version__
 from spillcache.engine.base import Engine, TokenShares
+from spillcache.errors import SpillcacheError
+from spillcache.serve.http_errors import describe_error
 from spillcache.serve.job import (
     DoneEvent,
     FinishReason,
@@ -84,6 +86,9 @@ class AnswerForm(Protocol):
     end: bytes
     """What a stream ends with, after its last event."""
 
+    ping: bytes
+    """What a stream says when there has been nothing to tell for a while; may be nothing."""
+
     def about(self, request: GenerationRequest, engine: Engine) -> None:
         """What was asked for; comes before all others. May take long: not on the event loop."""
 
@@ -99,6 +104,9 @@ class AnswerForm(Protocol):
     def tail(self, done: DoneEvent) -> list[dict[str, Any]]:
         """The events after the last piece."""
 
+    def failure(self, error: SpillcacheError) -> dict[str, Any]:
+        """The event that ends a stream that can't go on."""
+
 
 class AnswerFormat(ABC):
     """One answer's JSON objects as OpenAI has them; they share an id, a time and the model's
@@ -106,6 +114,7 @@ class AnswerFormat(ABC):
     """
 
     end = b"data: [DONE]\n\n"
+    ping = b""
     id_prefix: str
     whole: str
     """The ``object`` of an answer in one piece."""
@@ -170,6 +179,10 @@ class AnswerFormat(ABC):
             chunks.append({**self._common, "object": self.chunk, **usage})
         chunks[-1]["timings"] = timings_object(done.usage, done.timings)
         return chunks
+
+    def failure(self, error: SpillcacheError) -> dict[str, Any]:
+        """See AnswerForm."""
+        return describe_error(error)[1]
 
     def _logprobs(self, events: list[TextEvent]) -> dict[str, Any] | None:
         """How likely these tokens were; None if it was not asked for."""

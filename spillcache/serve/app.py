@@ -4,7 +4,7 @@ import time
 from typing import cast
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -12,9 +12,11 @@ from starlette.requests import ClientDisconnect
 from spillcache.config import ServeConfig
 from spillcache.errors import RequestError, SpillcacheError
 from spillcache.serve.answer_events import ClientGone
+from spillcache.serve.anthropic_routes import anthropic_router
 from spillcache.serve.api_keys import ApiKeys
 from spillcache.serve.cache_routes import cache_router
 from spillcache.serve.door import Door
+from spillcache.serve.error_shapes import ErrorResponse
 from spillcache.serve.guards import HeaderLimit, HostGate, OriginGate, RequestLimit
 from spillcache.serve.http_errors import error_object, error_response
 from spillcache.serve.lacking_routes import lacking_router
@@ -25,6 +27,7 @@ from spillcache.serve.openai_routes import openai_router
 from spillcache.serve.openapi import describe
 from spillcache.serve.origin import Hosts
 from spillcache.serve.overview_routes import overview_router
+from spillcache.serve.responses_routes import responses_router
 from spillcache.serve.root_route import openapi_router, root_router, route_names
 from spillcache.serve.slot_routes import slot_router
 
@@ -40,11 +43,13 @@ _MORE_REQUESTS = 64
 def create_app(service: Door) -> FastAPI:
     """The application over a service, which the caller starts and stops.
 
-    Every error that a client sees is OpenAI's error object; none holds a traceback.
+    Every error that a client sees is OpenAI's error object, or Anthropic's; none holds a traceback.
     """
     app = FastAPI(title="spillcache", openapi_url=None)
     routers = [
         openai_router(service, int(time.time())),
+        responses_router(service),
+        anthropic_router(service),
         native_router(service),
         meta_router(service),
         cache_router(service),
@@ -93,7 +98,7 @@ async def _http_error(request: Request, exception: Exception) -> Response:
     kind, code = _ROUTER_ERRORS.get(error.status_code, ("invalid_request_error", RequestError.code))
     message = f"{request.method} {request.url.path}: {error.detail.lower()}; GET / lists the routes"
     content = error_object(message, kind, code)
-    return JSONResponse(content, error.status_code, error.headers)
+    return ErrorResponse(content, error.status_code, error.headers)
 
 
 async def _nobody_there(request: Request, error: Exception) -> Response:  # noqa: ARG001

@@ -1,16 +1,17 @@
 """Chat completions: answers with thoughts and tool calls, as OpenAI has them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from spillcache.serve.answer_format import AnswerFormat
-from spillcache.serve.answer_parser import AnswerParser, Piece, Thought
+from spillcache.serve.answer_parser import Piece, Thought
+from spillcache.serve.chat_reader import ChatReader
 from spillcache.serve.job import DoneEvent, TextEvent
 from spillcache.serve.tool_call import ToolCall
 
 
-class ChatFormat(AnswerFormat):
+class ChatFormat(ChatReader, AnswerFormat):
     """One chat's JSON objects. ``reads`` says how its answer is read; until then all is content.
 
     A call is told when it is complete: in a stream its name comes in one chunk and its arguments in
@@ -21,23 +22,10 @@ class ChatFormat(AnswerFormat):
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
 
-    _several = True
-    _calls = 0
     _begun = 0
     """Calls that a stream has told of."""
-    _parser: AnswerParser | None = None
-    _named: Callable[[ToolCall], ToolCall] | None = None
 
-    def reads(
-        self, parser: AnswerParser, named: Callable[[ToolCall], ToolCall], *, several: bool = True
-    ) -> None:
-        """Read the answer with ``parser``; ``named`` gives calls their ids.
-
-        ``several``: whether more than one call may be told (``parallel_tool_calls``).
-        """
-        self._parser, self._named, self._several = parser, named, several
-
-    def answer(self, text: str, tokens: list[Any], done: DoneEvent) -> dict[str, Any]:
+    def answer(self, text: str, tokens: list[TextEvent], done: DoneEvent) -> dict[str, Any]:
         """See AnswerFormat."""
         answer = super().answer(text, tokens, done)
         answer["choices"][0]["finish_reason"] = self._reason(done)
@@ -66,19 +54,6 @@ class ChatFormat(AnswerFormat):
 
     def _reason(self, done: DoneEvent) -> str:
         return "tool_calls" if self._calls and done.reason == "stop" else done.reason
-
-    def _read(self, text: str, *, ended: bool) -> list[Piece]:
-        """What the text completes, its calls with ids."""
-        if self._parser is None:
-            return [text]
-        found = self._parser.push(text) + (self._parser.finish() if ended else [])
-        return [piece for piece in map(self._told, found) if piece is not None]
-
-    def _told(self, piece: Piece) -> Piece | None:
-        if not isinstance(piece, ToolCall) or self._named is None:
-            return piece
-        self._calls += 1
-        return self._named(piece) if self._several or self._calls == 1 else None
 
     def _deltas(self, piece: Piece) -> list[dict[str, Any]]:
         if isinstance(piece, str):

@@ -1,5 +1,6 @@
 """An answer as server-sent events, piece by piece while it is generated."""
 
+import asyncio
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -9,8 +10,10 @@ from starlette.types import Receive, Scope, Send
 
 from spillcache.serve.answer_events import AnswerEvents, ClientGone
 from spillcache.serve.answer_format import AnswerForm
-from spillcache.serve.http_errors import describe_error
 from spillcache.serve.job import DoneEvent, ErrorEvent, Event
+
+PING_S = 10.0
+"""A stream that pings is silent no longer than this."""
 
 
 class EventStream(Response):
@@ -42,15 +45,28 @@ class EventStream(Response):
                 if not more:
                     return
                 data = b""
-                self._batch = await self._events.next_events()
+                self._batch = await self._next_events(send)
         except (ClientGone, OSError):
             return  # nobody is there to be told
         finally:
             self._events.close()
 
+    async def _next_events(self, send: Send) -> list[Event]:
+        """The next events; until they come the form's pings go out, if it has any."""
+        if not self._form.ping:
+            return await self._events.next_events()
+        coming = asyncio.ensure_future(self._events.next_events())
+        try:
+            while not (await asyncio.wait({coming}, timeout=PING_S))[0]:
+                ping = {"type": "http.response.body", "body": self._form.ping, "more_body": True}
+                await send(ping)
+        finally:
+            coming.cancel()
+        return coming.result()
+
     def _encode_event(self, event: Event) -> bytes:
         if isinstance(event, ErrorEvent):
-            return _encode([describe_error(event.error)[1]])
+            return _encode([self._form.failure(event.error)])
         pieces = self._form.pieces(event)
         if isinstance(event, DoneEvent):
             return _encode(pieces + self._form.tail(event)) + self._form.end
@@ -58,7 +74,12 @@ class EventStream(Response):
 
 
 def _encode(objects: Iterable[dict[str, Any]]) -> bytes:
+    """Events; those whose objects have a type are named by it."""
     return b"".join(
-        b"data: %b\n\n" % json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode()
+        b"%bdata: %b\n\n"
+        % (
+            b"event: %b\n" % one["type"].encode() if "type" in one else b"",
+            json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode(),
+        )
         for one in objects
     )

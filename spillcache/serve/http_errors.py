@@ -20,6 +20,7 @@ from spillcache.errors import (
     SpillcacheError,
     Unauthorized,
 )
+from spillcache.serve.error_shapes import ErrorResponse
 
 RETRY_AFTER_S = 1
 
@@ -75,4 +76,4 @@ def error_response(error: SpillcacheError) -> JSONResponse:
         headers["Retry-After"] = str(RETRY_AFTER_S)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(content, status, headers)
+    return ErrorResponse(content, status, headers)

@@ -55,6 +55,8 @@ class Usage:
     prompt: int
     generated: int
     cached: dict[Tier, int]
+    kept: int = 0
+    """Prompt tokens that were computed and whose state, in whole blocks, the tiers have taken."""
 
     @property
     def cached_total(self) -> int:
@@ -102,6 +104,8 @@ class TextEvent:
     token: int
     shares: TokenShares | None = None
     """How likely it was, if that was asked for."""
+    usage: Usage | None = None
+    """What became of the prompt; with the first piece of an answer only."""
 
 
 @dataclass(frozen=True, slots=True)

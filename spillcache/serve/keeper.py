@@ -40,6 +40,10 @@ class Keeper:
             at_end = boundary and (block + 1) * size == stop
             if self._cache.wants(chain, block, boundary=at_end):
                 self._keep_block(slot, chain, block, boundary=at_end)
+            if not self._cache.wants(chain, block):
+                # Recurrent state stands for all that precedes it.
+                first = block * size if self._engine.geometry.has_kv else 0
+                job.count_kept(first, (block + 1) * size)
 
     def adopt(self, slot: Slot, live: int, *, unkept: bool) -> None:
         """A request goes on from ``live`` tokens. Keep them, too, where the request that computed

@@ -12,11 +12,6 @@ LACKING: Mapping[str, tuple[str, ...]] = {
     "embeddings are not served": ("/embedding", "/embeddings", "/v1/embeddings"),
     "reranking is not served": ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
     "properties can't be changed while the server runs; start it with other flags": ("/props",),
-    "there are /v1/chat/completions and /v1/completions only": (
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-    ),
     "sound is not served": ("/v1/audio/transcriptions",),
     "one model is served, which -m names; nothing is loaded or unloaded meanwhile": (
         "/models/load",

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 
-from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spillcache.errors import BodyTooLarge, BodyTooLate, SpillcacheError, Unauthorized
 from spillcache.serve.api_keys import ApiKeys
+from spillcache.serve.error_shapes import ErrorResponse
 from spillcache.serve.http_errors import error_object, error_response
 from spillcache.serve.tenant import set_tenant
 
@@ -42,7 +42,7 @@ class ErrorGuard:
                 raise  # the server closes the connection, so that the client sees that it broke
             message = "the server met an unexpected error; its log has the details"
             content = error_object(message, "server_error", SpillcacheError.code)
-            await JSONResponse(content, 500)(scope, receive, send)
+            await ErrorResponse(content, 500)(scope, receive, send)
 
 
 class KeyGate:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spillcache.engine.base import Engine, SamplingParams
+from spillcache.errors import SpillcacheError
 from spillcache.serve.answer_format import logprob_entry, timings_object
+from spillcache.serve.http_errors import describe_error
 from spillcache.serve.job import DoneEvent, GenerationRequest, TextEvent
 
 _RANDOM_SEED = 2**32 - 1
@@ -69,6 +71,7 @@ class NativeFormat:
     """One answer's JSON objects; an AnswerForm."""
 
     end = b""
+    ping = b""
 
     def __init__(
         self,
@@ -153,6 +156,10 @@ class NativeFormat:
     def tail(self, done: DoneEvent) -> list[dict[str, Any]]:
         """All that is known in the end."""
         return [self._end("", [], done, {})]
+
+    def failure(self, error: SpillcacheError) -> dict[str, Any]:
+        """See AnswerForm."""
+        return describe_error(error)[1]
 
     def _shares(self, events: list[TextEvent]) -> dict[str, Any]:
         """How likely these tokens were, if that was asked for."""

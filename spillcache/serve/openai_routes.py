@@ -12,10 +12,13 @@ from spillcache.engine.base import Engine
 from spillcache.errors import NotReady, PromptTooLong, RequestError
 from spillcache.serve.answer_events import AnswerEvents
 from spillcache.serve.answer_format import AnswerForm, CompletionFormat
+from spillcache.serve.anthropic_format import model_facts, page_facts
 from spillcache.serve.call_texts import CallTexts
 from spillcache.serve.chat_format import ChatFormat
+from spillcache.serve.chat_reader import ChatForm
 from spillcache.serve.conversation import Conversation
 from spillcache.serve.door import Door
+from spillcache.serve.error_shapes import ErrorResponse
 from spillcache.serve.event_stream import EventStream
 from spillcache.serve.http_errors import error_object
 from spillcache.serve.job import DoneEvent, ErrorEvent, Event, GenerationRequest, TextEvent
@@ -47,25 +50,15 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
     @router.post("/v1/chat/completions")
     @router.post("/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        engine = service.engine
-        body = (await read_body(request, ChatBody)).held()
+        check_ready(service)
+        body = await read_body(request, ChatBody)
         form = ChatFormat(
             name,
-            engine.token_bytes,
+            service.engine.token_bytes,
             include_usage=body.include_usage,
             return_tokens=bool(body.return_tokens),
         )
-        turn = begin_turn(service, request, body)
-        chat = conversation(service, request, body)
-        variables = template_variables(body.chat_template_kwargs, service.settings.serve.defaults)
-
-        def tokenize() -> list[int]:
-            tokens = chat_tokens(engine, chat, turn, variables)
-            several = body.parallel_tool_calls is not False
-            form.reads(chat.parser(), chat.named, several=several)
-            return tokens
-
-        return await answer(service, request, body, form, tokenize, turn=turn)
+        return await chat_answer(service, request, body, form)
 
     @router.post("/v1/completions")
     @router.post("/completions")
@@ -87,17 +80,38 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
     @router.get("/models")
     async def models() -> Response:
         data = [_model_object(service, name, started_s)]
-        return JSONResponse({"object": "list", "data": data})
+        return JSONResponse({"object": "list", "data": data, **page_facts(name)})
 
     @router.get("/v1/models/{model:path}")
     async def model_by_name(model: str) -> Response:
         if model != name:
             message = f"the model {model!r} does not exist; this server has {name!r}"
             content = error_object(message, "invalid_request_error", "model_not_found", "model")
-            return JSONResponse(content, 404)
+            return ErrorResponse(content, 404)
         return JSONResponse(_model_object(service, name, started_s))
 
     return router
+
+
+def check_ready(service: Door) -> None:
+    """Raise NotReady until requests are answered: their bodies need not be read."""
+    _ = service.engine
+
+
+async def chat_answer(service: Door, request: Request, asked: ChatBody, form: ChatForm) -> Response:
+    """Answer a chat; ``asked`` is what the request comes to, in whichever API it was made."""
+    engine, body = service.engine, asked.held()
+    turn = begin_turn(service, request, body)
+    chat = conversation(service, request, body)
+    variables = template_variables(body.chat_template_kwargs, service.settings.serve.defaults)
+
+    def tokenize() -> list[int]:
+        tokens = chat_tokens(engine, chat, turn, variables)
+        several = body.parallel_tool_calls is not False
+        form.reads(chat.parser(), chat.named, several=several)
+        return tokens
+
+    return await answer(service, request, body, form, tokenize, turn=turn)
 
 
 def begin_turn(service: Door, request: Request, body: GenerationBody) -> Turn:
@@ -244,7 +258,13 @@ async def _whole_answer(
 
 def _model_object(service: Door, name: str, started_s: int) -> dict[str, Any]:
     """One model of ``/v1/models``; ``meta`` is null until it is loaded, as llama-server's."""
-    one = {"id": name, "object": "model", "created": started_s, "owned_by": "spillcache"}
+    one = {
+        "id": name,
+        "object": "model",
+        "created": started_s,
+        "owned_by": "spillcache",
+        **model_facts(name, started_s),
+    }
     try:
         engine = service.engine
     except NotReady:

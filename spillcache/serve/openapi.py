@@ -14,6 +14,8 @@ from starlette.routing import BaseRoute
 
 from spillcache import __version__
 from spillcache.engine.chat_template import ROLES
+from spillcache.serve.anthropic_schema import MessagesBody
+from spillcache.serve.responses_schema import ResponsesBody
 from spillcache.serve.schema import (
     ChatBody,
     CompletionBody,
@@ -33,6 +35,10 @@ BODIES: Mapping[str, type[BaseModel]] = {
     "/completions": CompletionBody,
     "/completion": NativeBody,
     "/infill": InfillBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": MessagesBody,
+    "/v1/responses": ResponsesBody,
+    "/responses": ResponsesBody,
     "/apply-template": TemplateBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,

@@ -1,6 +1,7 @@
 """A request's body: read it, parse it, and say in a sentence what is wrong with it."""
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
@@ -17,8 +18,17 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
     Raises RequestError for malformed JSON, and for the first field at fault, which it names.
     """
     raw = await request.body()
+    return _parsed(lambda: kind.model_validate_json(raw))
+
+
+def body_of(fields: dict[str, Any], kind: type[Body]) -> Body:
+    """A body of these fields. Raises RequestError for the first one at fault, which it names."""
+    return _parsed(lambda: kind.model_validate(fields))
+
+
+def _parsed(parse: Callable[[], Body]) -> Body:
     try:
-        return kind.model_validate_json(raw)
+        return parse()
     except ValidationError as error:
         # Neither the input nor the URL of an explanation: a body holds prompts.
         first = error.errors(include_url=False, include_input=False)[0]

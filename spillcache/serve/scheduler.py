@@ -440,7 +440,7 @@ class Scheduler:
             return
         job.answer.append(token)
         self._metrics.generated_tokens.inc()
-        job.emit(TextEvent(job.text.push_token(token), token, job.sampler.shares))
+        job.emit(TextEvent(job.text.push_token(token), token, job.sampler.shares, job.first_usage))
         if job.text.stopped is not None or job.sampler.ended:
             self._finish(slot, job, "stop")
         elif self._full(slot, job):

@@ -195,6 +195,19 @@ class GenerationBody(SamplingFields):
         return tuple(text for text in stop if text)
 
 
+def shared_fields(body: GenerationBody) -> dict[str, Any]:
+    """What was given of the fields that all bodies have, and unknown ones that ``check_offered``
+    must see.
+    """
+    extra = {
+        name: value
+        for name, value in (body.model_extra or {}).items()
+        if name.lower().startswith("cache_")
+    }
+    known = {name: getattr(body, name) for name in GenerationBody.model_fields}
+    return extra | {name: value for name, value in known.items() if value is not None}
+
+
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 

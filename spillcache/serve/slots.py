@@ -44,6 +44,8 @@ class Job:
     answer: list[int] = field(default_factory=list)
     sampler: Sampler | None = None
     cached: dict[Tier, int] = field(default_factory=dict)
+    kept: int = 0
+    """See Usage."""
     restore_s: float = 0.0
     restored_bytes: int = 0
     restored: Counter[Tier] = field(default_factory=Counter)
@@ -73,12 +75,29 @@ class Job:
         """Note where all of the prompt's state comes from; its last token is computed in any
         case.
         """
-        self.cached = {}
+        self.cached, self.kept = {}, 0
         left = len(self.request.tokens) - 1
         for tier, count in tokens.items():
             if min(count, left):
                 self.cached[tier] = min(count, left)
             left -= min(count, left)
+
+    def count_kept(self, start: int, stop: int) -> None:
+        """Note that the tiers hold the state of tokens ``start`` to ``stop``; only the prompt's
+        count.
+        """
+        if not self.prompt_done:
+            known = sum(self.cached.values()) + self.kept
+            self.kept += max(0, stop - max(start, known))
+
+    def usage(self) -> Usage:
+        """The token counts as they are now."""
+        return Usage(len(self.request.tokens), len(self.answer), dict(self.cached), self.kept)
+
+    @property
+    def first_usage(self) -> Usage | None:
+        """The token counts, while the answer has but its first token."""
+        return self.usage() if len(self.answer) == 1 else None
 
     def emit(self, event: Event) -> None:
         """Tell the listener, unless the client has left."""
@@ -90,7 +109,6 @@ class Job:
         now = time.monotonic()
         done = self.prompt_done or now
         rest = self.text.finish()
-        usage = Usage(len(self.request.tokens), len(self.answer), dict(self.cached))
         timings = Timings(
             queue_ms=1000 * (self.started - self.submitted),
             restore_ms=1000 * self.restore_s,
@@ -102,7 +120,7 @@ class Job:
             decision=self.decision,
             parted=self.parted,
         )
-        return DoneEvent(rest, reason, self.text.stopped, usage, timings, slot)
+        return DoneEvent(rest, reason, self.text.stopped, self.usage(), timings, slot)
 
     def close(self) -> None:
         """Free the sampler; may be called twice."""

@@ -1,5 +1,6 @@
 """Fixtures of the HTTP side: a scripted service behind a real loopback socket."""
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -55,4 +56,10 @@ def http(url):
 @pytest.fixture
 def ai(url):
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(url):
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=10) as client:
         yield client

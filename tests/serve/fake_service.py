@@ -108,6 +108,9 @@ class Script:
     texts: list[str] = field(default_factory=lambda: ["Hel", "", "lo", " wörld"])
     rest: str = "!"
     reason: str = "stop"
+    stop_string: str | None = None
+    generated: int | None = None
+    """How many tokens the answer claims to have; None for its texts."""
     refuse: SpillcacheError | None = None
     """Raised by ``submit``."""
     fail_after: int | None = None
@@ -120,6 +123,10 @@ class Script:
     """Never gets a slot, as far as the ticket says."""
     cached: dict = field(default_factory=lambda: {"disk": 4})
     shares: TokenShares | None = None
+    kept: int = 0
+
+    def usage(self, request, generated):
+        return Usage(len(request.tokens), generated, dict(self.cached), self.kept)
 
 
 class FakeService:
@@ -223,9 +230,11 @@ class FakeService:
                     return
             if ticket.cancelled:
                 return
-            listener(TextEvent(text, index, script.shares))
-        usage = Usage(len(request.tokens), len(script.texts), dict(script.cached))
-        listener(DoneEvent(script.rest, script.reason, None, usage, TIMINGS))
+            usage = None if index else script.usage(request, 1)
+            listener(TextEvent(text, index, script.shares, usage))
+        generated = len(script.texts) if script.generated is None else script.generated
+        usage = script.usage(request, generated)
+        listener(DoneEvent(script.rest, script.reason, script.stop_string, usage, TIMINGS))
 
 
 def wait_until(condition, timeout_s=5.0):

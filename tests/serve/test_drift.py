@@ -4,11 +4,13 @@ The tiny models' answers are full of tokens that no text is cut into: sent back 
 be other tokens, and all that follows would be computed again.
 """
 
+import json
 import logging
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
+import anthropic
 import openai
 import pytest
 from families import TOOLS, source_of
@@ -70,12 +72,19 @@ def script(monkeypatch):
 
 @contextmanager
 def client(config: Settings):
+    with clients(config) as (ai, _):
+        yield ai
+
+
+@contextmanager
+def clients(config: Settings):
     with (
         Running(config) as run,
         served(create_app(run.service)) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=60) as ai,
+        anthropic.Anthropic(base_url=url, api_key="x", max_retries=0, timeout=60) as claude,
     ):
-        yield ai
+        yield ai, claude
 
 
 def config_of(model: Path, disk: Path | None, template: str = "") -> Settings:
@@ -184,3 +193,155 @@ def test_thoughts_that_are_dropped_cost_what_follows_them(
     assert second.usage.prompt_tokens_details.cached_tokens == asked // 64 * 64
     assert f"parts at token {asked}: " in caplog.text
     assert "'<think> word1" in caplog.text
+
+
+# The same through other APIs: a talk is a list of what was said, in nobody's terms.
+
+
+def said_to(talk):
+    """As Anthropic's messages."""
+    messages = []
+    for role, words, calls in talk:
+        if role == "tool":
+            block = {"type": "tool_result", "tool_use_id": calls, "content": words}
+            messages.append({"role": "user", "content": [block]})
+            continue
+        blocks = [{"type": "text", "text": words}] if words else []
+        blocks += [
+            {"type": "tool_use", "id": i, "name": name, "input": json.loads(arguments)}
+            for i, name, arguments in calls
+        ]
+        messages.append({"role": role, "content": blocks})
+    return messages
+
+
+def message_turn(claude, _, talk):
+    tools = [
+        {
+            "name": tool["function"]["name"],
+            "description": tool["function"]["description"],
+            "input_schema": tool["function"]["parameters"],
+        }
+        for tool in TOOLS
+    ]
+    answer = claude.messages.create(
+        model="any",
+        max_tokens=999,
+        messages=said_to(talk),
+        tools=tools,
+        extra_body={"temperature": 0},
+    )
+    words = "".join(block.text for block in answer.content if block.type == "text")
+    calls = [
+        (block.id, block.name, json.dumps(block.input))
+        for block in answer.content
+        if block.type == "tool_use"
+    ]
+    usage = answer.usage
+    prompt = usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
+    return words, calls, (prompt, usage.output_tokens, usage.cache_read_input_tokens)
+
+
+def chat_turn(_, ai, talk):
+    messages = []
+    for role, words, calls in talk:
+        message = {"role": role, "content": words}
+        if role == "tool":
+            message["tool_call_id"] = calls
+        elif calls:
+            message["tool_calls"] = [
+                {"id": i, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for i, name, arguments in calls
+            ]
+        messages.append(message)
+    answer = ai.chat.completions.create(model="any", messages=messages, tools=TOOLS, temperature=0)
+    message, usage = answer.choices[0].message, answer.usage
+    calls = [(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ()]
+    counts = (
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.prompt_tokens_details.cached_tokens,
+    )
+    return message.content or "", calls, counts
+
+
+def response_turn(_, ai, talk):
+    items = []
+    for role, words, calls in talk:
+        if role == "tool":
+            items.append({"type": "function_call_output", "call_id": calls, "output": words})
+            continue
+        if words:
+            items.append({"role": role, "content": words})
+        items += [
+            {"type": "function_call", "call_id": i, "name": name, "arguments": arguments}
+            for i, name, arguments in calls
+        ]
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    answer = ai.responses.create(model="any", input=items, tools=tools, temperature=0)
+    calls = [
+        (item.call_id, item.name, item.arguments)
+        for item in answer.output
+        if item.type == "function_call"
+    ]
+    usage = answer.usage
+    cached = usage.input_tokens_details.cached_tokens
+    return answer.output_text, calls, (usage.input_tokens, usage.output_tokens, cached)
+
+
+@pytest.mark.parametrize(
+    "apis",
+    [[message_turn], [response_turn], [chat_turn, message_turn, response_turn]],
+    ids=["messages", "responses", "all in turn"],
+)
+def test_other_apis_keep_the_tokens_as_well(gguf_model: ModelShelf, tmp_path: Path, script, apis):
+    """With a restart in the middle; who goes on in another API finds what the first one left."""
+    config = config_of(gguf_model("llama"), tmp_path / "kv")
+    talk = [("user", "Rain? " * 20, ())]
+    counts = []
+    for part in (range(TURNS // 2), range(TURNS // 2, TURNS)):
+        with clients(config) as (ai, claude):
+            for number in part:
+                words = written(number, "\n\n", number, number, ".", number)
+                script.append(tool_turn(number) if number % 3 else words)
+                said, calls, count = apis[number % len(apis)](claude, ai, talk)
+                assert bool(calls) == bool(number % 3)
+                counts.append(count)
+                talk.append(("assistant", said, calls))
+                talk += [("tool", f"dry {number}", i) for i, _, _ in calls]
+                if not calls:
+                    talk.append(("user", f"And then? {number}", ()))
+    possible = sum(prompt + answer for prompt, answer, _ in counts[:-1])
+    assert sum(cached for _, _, cached in counts[1:]) >= 0.95 * possible
+
+
+def test_counts_of_a_message_mean_what_they_say(gguf_model: ModelShelf, tmp_path: Path):
+    def ask(claude, words, **extra):
+        usage = claude.messages.create(
+            model="any",
+            max_tokens=4,
+            messages=[{"role": "user", "content": words}],
+            extra_body={"temperature": 0, **extra},
+        ).usage
+        return (
+            usage.cache_read_input_tokens,
+            usage.cache_creation_input_tokens,
+            usage.input_tokens,
+        )
+
+    config = config_of(gguf_model("llama"), tmp_path / "kv", "chatml")
+    with clients(config) as (_, claude):
+        first = ask(claude, "Rain? " * 40)
+        prompt = sum(first)
+        assert first == (0, prompt // 64 * 64, prompt % 64)
+        again = ask(claude, "Rain? " * 40)
+        assert again == (prompt // 64 * 64, 0, prompt % 64)
+        longer = ask(claude, "Rain? " * 40 + "Snow! " * 30)
+        assert longer[0] >= prompt // 64 * 64 - 64
+        assert longer[0] + longer[1] == sum(longer) // 64 * 64
+        for extra in ({"cache_store": False}, {"cache_prompt": False}):
+            other = ask(claude, f"{extra} " * 20, **extra)
+            assert other[:2] == (0, 0)
+            assert other[2] > 128
+    with clients(config) as (_, claude):
+        assert ask(claude, "Rain? " * 40)[0] == prompt // 64 * 64
