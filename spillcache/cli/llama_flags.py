@@ -18,7 +18,7 @@ IGNORED_SWITCHES = frozenset(
     --no-context-shift --no-mmproj --no-mmproj-auto --no-perf --perf --no-repack -nr --repack
     --no-slots --slots --no-warmup --warmup --no-webui --webui --no-ui --ui --no-ui-mcp-proxy
     --no-webui-mcp-proxy --props --verbose-prompt --no-log-jsonl --no-agent -no-ag
-    --skip-chat-parsing --no-spec-draft-backend-sampling
+    --no-skip-chat-parsing --no-prefill-assistant --no-spec-draft-backend-sampling
     """.split()  # noqa: SIM905 — a list of words reads better
 )
 """Flags without a value that change no answer here."""
@@ -76,12 +76,16 @@ _REFUSED_BY_REASON: Mapping[str, str] = {
     "that way of sampling is not offered": """
         --backend-sampling -bs --adaptive-target --adaptive-decay""",
     "requests say where to stop (docs/api.md)": "-r --reverse-prompt",
-    "thoughts are not taken apart from answers, nor bounded": """
+    "thoughts come as reasoning_content and are not bounded; --chat-template-kwargs says more": """
         --reasoning-format --reasoning-budget --reasoning-budget-message --reasoning -rea
-        --reasoning-effort --reasoning-preserve --no-reasoning-preserve --no-prefill-assistant
-        --prefill-assistant --no-skip-chat-parsing""",
-    "only completions are served": """
-        --embedding --embeddings --reranking --rerank --pooling --spm-infill --special -sp
+        --reasoning-effort --reasoning-preserve --no-reasoning-preserve""",
+    "an answer that is begun is not gone on from": "--prefill-assistant",
+    "tools and thoughts are always read out of chats' answers": "--skip-chat-parsing",
+    "embeddings and reranking are not served": """
+        --embedding --embeddings --reranking --rerank --pooling""",
+    "infill is in the order of the model's own training": "--spm-infill",
+    "control tokens are not shown in answers": "--special -sp",
+    "the server runs no tools; those of requests work without it": """
         --tools --tools-runtime --mcp-servers-config --mcp-servers-json --agent -ag --ui-mcp-proxy
         --webui-mcp-proxy""",
     "put a proxy before the server for that": """

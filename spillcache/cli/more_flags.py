@@ -152,7 +152,7 @@ PLACES: Mapping[str, Any] = {
         "-hfr",
         env="HF_REPO",
         metavar="USER/REPO",
-        says="Instead of -m: fetch it, as USER/REPO:QUANT; needs spillcache[hf].",
+        says="Instead of -m: fetch it, as USER/REPO:QUANT; needs spillcache\\[hf].",
         rich_help_panel=_MODEL,
     ),
     "hf_file": _flag(str, "--hf-file", "-hff", env="HF_FILE", metavar="FILE"),

@@ -115,7 +115,8 @@ def serve(
     cache_isolation: guards.CacheIsolation = _SERVE.isolation,
     **more: Any,
 ) -> None:
-    """Serve a model over OpenAI's HTTP API; with --cache-disk, prompts survive a restart.
+    """Serve a model over OpenAI's and Anthropic's APIs; with --cache-disk, prompts survive a
+    restart.
 
     Flags and variables (LLAMA_ARG_…) are llama-server's; docs/flags.md has all of them.
     """

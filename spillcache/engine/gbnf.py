@@ -11,7 +11,7 @@ from typing import NoReturn
 from spillcache.errors import RequestError
 
 CHARACTERS_MAX = 1 << 16
-NESTING_MAX = 50
+NESTING_MAX = 25
 REPETITIONS_MAX = 2000
 """Of one item; llama.cpp's own limit."""
 

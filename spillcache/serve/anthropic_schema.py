@@ -69,7 +69,7 @@ class MessagesBody(GenerationBody):
 
 def _is_ours(tool: Mapping[str, Any]) -> bool:
     """Whether a tool is described; others only Anthropic's models and servers know."""
-    return tool.get("type") in {None, "custom"}
+    return tool.get("type") in (None, "custom")
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,12 +19,15 @@ _CONTEXT = "spillcache v1 call texts"
 
 
 class CallTexts:
-    """Texts of arguments in ``memory``, under a salt; ``stores``: whether any may be kept. Any
-    thread.
+    """Texts of arguments in ``memory``, under a salt; ``reads`` and ``stores``: whether any may be
+    used, and kept. Any thread.
     """
 
-    def __init__(self, memory: TokenMemory, salt: bytes = b"", *, stores: bool = True) -> None:
+    def __init__(
+        self, memory: TokenMemory, salt: bytes = b"", *, reads: bool = True, stores: bool = True
+    ) -> None:
         self._memory = memory
+        self._reads = reads
         self._stores = stores
         self._key = blake3(salt, derive_key_context=_CONTEXT).digest()
 
@@ -59,7 +62,7 @@ class CallTexts:
             key = self._name(str(call.get("id")), value)
         except (ValueError, RecursionError, TypeError):
             return call
-        known = self._memory.find([key]).get(key)
+        known = self._memory.find([key]).get(key) if self._reads else None
         source = None if known is None else known.decode()
         return {
             "type": "function",

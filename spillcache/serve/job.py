@@ -35,6 +35,8 @@ class GenerationRequest:
     """False: reuse, but store nothing."""
     session: bytes = b""
     """A digest of the client's name for the conversation, or nothing: a hint, see ``session``."""
+    slot: int | None = None
+    """The slot that the client wants, if it is idle: a hint."""
     lora: tuple[tuple[int, float], ...] | None = None
     """LoRA adapters, (id, scale), as the client named them; None: the server's choice."""
     spelled: Mapping[int, bytes] = field(default_factory=dict)

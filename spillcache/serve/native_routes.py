@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from spillcache.engine.base import Engine
-from spillcache.errors import RequestError
 from spillcache.serve.call_texts import CallTexts
 from spillcache.serve.conversation import Conversation
 from spillcache.serve.door import Door
@@ -60,8 +59,6 @@ def native_router(service: Door) -> APIRouter:
         request: Request, body: NativeBody, tokenize: Callable[[], list[int]], turn: Turn
     ) -> Response:
         engine, defaults = service.engine, service.settings.serve.defaults
-        if body.id_slot is not None and body.id_slot >= service.slots_total():
-            raise RequestError(f"id_slot: there are {service.slots_total()} slots", "id_slot")
         grammar = grammar_text(body, defaults)
         form = NativeFormat(
             name,

@@ -127,7 +127,8 @@ def begin_turn(service: Door, request: Request, body: GenerationBody) -> Turn:
 
 def conversation(service: Door, request: Request, body: ChatBody) -> Conversation:
     """The chat of a request."""
-    stores = body.cache_prompt is not False and body.cache_store is not False
+    reads = body.cache_prompt is not False
+    stores = reads and body.cache_store is not False
     salt = tenant_salt(request.scope, body.salt)
     return Conversation(
         service.engine,
@@ -135,7 +136,7 @@ def conversation(service: Door, request: Request, body: ChatBody) -> Conversatio
         body.tools or (),
         calls=body.tool_choice != "none",
         held=body.call_schema is not None,
-        texts=CallTexts(service.token_memory, salt, stores=stores),
+        texts=CallTexts(service.token_memory, salt, reads=reads, stores=stores),
     )
 
 
@@ -214,6 +215,9 @@ async def answer(
 
     events = AnswerEvents(request.receive, turn)
     try:
+        last = service.slots_total() - 1
+        if body.id_slot is not None and body.id_slot > last:
+            raise RequestError(f"id_slot {body.id_slot}: slots are 0 to {last}", "id_slot")
         wanted = await in_text_thread(prepare)
         try:
             wanted = replace(

@@ -47,7 +47,7 @@ def _add(told: list[dict[str, Any]], item: Mapping[str, Any], where: str) -> Non
 
 def _add_message(told: list[dict[str, Any]], item: Mapping[str, Any], where: str) -> None:
     role = item.get("role")
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         what = f"{where}.role must be user, assistant, system or developer"
         raise RequestError(what, f"{where}.role")
     content = _content(item.get("content"), f"{where}.content")

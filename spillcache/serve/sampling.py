@@ -131,7 +131,7 @@ def _format_schema(wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None
     kind = None if wanted is None else wanted.get("type")
     if wanted is None or kind == "text":
         return None
-    if kind not in {"json_object", "json_schema"}:
+    if kind not in ("json_object", "json_schema"):
         raise RequestError(
             "response_format.type must be text, json_object or json_schema", "response_format"
         )

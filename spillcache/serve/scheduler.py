@@ -274,7 +274,7 @@ class Scheduler:
         job.ticket.started = True
         engine, reuse = self._engine, job.reuses
         chain = self._chain(job)
-        choice = choose(self._slots, chain, engine, reuse=reuse, session=job.request.session)
+        choice = choose(self._slots, chain, engine, job.request, reuse=reuse)
         parted = parting(self._slots, chain, engine) if reuse else None
         restore, decision = self._ahead.restore(job, chain, choice.live, self._restorer)
         unkept = choice.source.unkept

@@ -119,6 +119,8 @@ class GenerationBody(SamplingFields):
     cache_store: bool | None = None
     cache_salt: str | None = None
 
+    id_slot: Annotated[int, Field(ge=-1)] | None = None
+    """The slot to take, if it is idle; -1: whichever."""
     lora: list[LoraScale] | None = None
 
     n: Annotated[int, Field(ge=1)] | None = None
@@ -179,6 +181,7 @@ class GenerationBody(SamplingFields):
             salt=self.salt,
             cache_prompt=self.cache_prompt is not False,
             cache_store=self.cache_store is not False,
+            slot=None if self.id_slot in (None, -1) else self.id_slot,
             lora=None if self.lora is None else tuple((a.id, a.scale) for a in self.lora),
         )
 
@@ -302,8 +305,6 @@ class NativeBody(GenerationBody):
     lacks = NotOffered
 
     prompt: NativePrompt
-    id_slot: Annotated[int, Field(ge=-1)] | None = None
-    """A hint that is not needed: the tokens find their slot."""
     n_keep: Annotated[int, Field(ge=-1)] | None = None
     """What stays when a context is shifted, which never happens here."""
     response_fields: Annotated[list[str], Field(max_length=100, fail_fast=True)] | None = None

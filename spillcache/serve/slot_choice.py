@@ -4,15 +4,18 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from spillcache.chain import Chain
 from spillcache.engine.base import Engine
 from spillcache.errors import StateRejected
-from spillcache.serve.job import Parted
+from spillcache.serve.job import GenerationRequest, Parted
 from spillcache.serve.prompt_plan import live_prefix
 from spillcache.serve.slots import Phase, Slot
 
 log = logging.getLogger("spillcache.serve")
 
+_NOBODYS = GenerationRequest(np.empty(0, np.uint32))
 _SHARED_MIN = 16
 """Prompts that share less are not one conversation: all begin with a few of the same tokens."""
 _TOKENS_TOLD = 8
@@ -34,19 +37,28 @@ class Choice:
 
 
 def choose(
-    slots: Sequence[Slot], chain: Chain, engine: Engine, *, reuse: bool, session: bytes = b""
+    slots: Sequence[Slot],
+    chain: Chain,
+    engine: Engine,
+    request: GenerationRequest = _NOBODYS,
+    *,
+    reuse: bool,
 ) -> Choice:
     """The choice for a prompt; at least one slot is idle. ``reuse``: whether live state may be
-    used. ``session``: whose prompt it is, if the client says so.
+    used. Of ``request`` its hints count: the slot that it wants, and whose prompt it is.
 
     A conversation goes on in its own slot. A prompt that only shares a beginning with it is forked
     into the least recently used idle slot, so that the other conversation stays live, unless most
     of that would be kept anyway. A session's prompt takes the slot that served the session last,
     also where its history was rewritten, unless another slot holds more of it: then that is forked
-    there.
+    there. The slot that a request names is taken in the same way, if it is idle.
     """
     idle = [slot for slot in slots if slot.phase is Phase.IDLE]
-    own = next((slot for slot in idle if session and slot.session == session), None)
+    session, number = request.session, request.slot
+    if number is not None:
+        own = next((slot for slot in idle if slot.index == number), None)
+    else:
+        own = next((slot for slot in idle if session and slot.session == session), None)
     oldest = own or min(idle, key=lambda slot: (engine.length(slot.index) > 0, slot.precedence))
     if not reuse:
         return Choice(oldest, oldest, 0, oldest)
@@ -56,7 +68,7 @@ def choose(
     )
     if live == 0:
         return Choice(oldest, oldest, 0, oldest)
-    others = bool(session and source.session) and source is not own
+    others = bool(session and source.session) or (number is not None and own is not None)
     most = 2 * live >= engine.length(source.index) and not others
     if source is own or (source.phase is Phase.IDLE and most):
         return Choice(source, source, live, oldest)

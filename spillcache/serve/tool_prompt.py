@@ -67,7 +67,8 @@ def _result(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _calls(message: Mapping[str, Any]) -> dict[str, Any]:
     lines = [_text(message)] if _text(message) else []
-    for call in message["tool_calls"]:
+    calls = message["tool_calls"]
+    for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, Mapping) else None
         if isinstance(function, Mapping):
             given = function.get("arguments")

@@ -1,4 +1,5 @@
 import pytest
+from llguidance import LLMatcher
 
 from spillcache.engine.gbnf import CHARACTERS_MAX, NESTING_MAX, lark_of
 from spillcache.errors import RequestError
@@ -83,3 +84,9 @@ def test_what_is_wrong_is_said(gbnf: str, says: str) -> None:
 def test_as_deep_as_it_may_be() -> None:
     deep = "(" * NESTING_MAX + "." + ")" * NESTING_MAX
     assert lark_of(f"root ::= {deep}").startswith("start: ((")
+
+
+def test_what_is_allowed_the_library_takes():
+    """Its own limit is a little higher; its words for that are no user's."""
+    deep = "root ::= " + "(" * NESTING_MAX + '"a" "b"' + "){2,3}" * NESTING_MAX
+    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(lark_of(deep))) == ""

@@ -436,3 +436,30 @@ def test_a_bug_while_an_answer_is_learnt_costs_no_answer(ai, service, monkeypatc
     answer = ai.chat.completions.create(model="any", messages=ASKED)
     assert answer.choices[0].message.content == "I look."
     assert "not remembered" in caplog.text
+
+
+@pytest.mark.parametrize("calls", [1, True, 1.5, "x", {"a": 1}, [1], [[]]])
+def test_odd_calls_of_earlier_messages_are_no_failure_of_the_server(http, calls):
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "tool_calls": calls},
+        {"role": "user", "content": "c"},
+    ]
+    for path in ("/v1/chat/completions", "/apply-template"):
+        assert http.post(path, json={"messages": messages}).status_code in {200, 400}
+
+
+@pytest.mark.parametrize("kind", [[], {}, 1, "x"])
+def test_odd_formats_are_refused(http, kind):
+    body = {"messages": [{"role": "user", "content": "a"}], "response_format": {"type": kind}}
+    assert http.post("/v1/chat/completions", json=body).status_code == 400
+
+
+@pytest.mark.parametrize("kind", [["a"], {}, 1])
+def test_odd_tools_and_roles_of_the_other_apis_are_no_failure_of_the_server(http, kind):
+    said = [{"role": "user", "content": "a"}]
+    tool = {"type": kind, "name": "x"}
+    asked = {"max_tokens": 5, "messages": said, "tools": [tool]}
+    assert http.post("/v1/messages", json=asked).status_code in {200, 400}
+    item = {"type": "message", "role": kind, "content": "a"}
+    assert http.post("/v1/responses", json={"input": [item]}).status_code == 400

@@ -145,7 +145,7 @@ def test_prompts_are_texts_and_token_ids(http, service, prompt, tokens):
         ({"prompt": [1, [2]]}, "a list in a prompt"),
         ({"prompt": [1.5]}, "must be a text"),
         ({"prompt": [999_999]}, "token ids must lie in"),
-        ({"prompt": "a", "id_slot": 2}, "there are 2 slots"),
+        ({"prompt": "a", "id_slot": 2}, "slots are 0 to 1"),
         ({"prompt": "a", "id_slot": -2}, "at least -1"),
         ({"prompt": "a", "n_predict": -2}, "at least -1"),
         ({"prompt": "a", "grammar": "root ::= foo"}, "there is no rule foo"),

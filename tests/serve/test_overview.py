@@ -48,7 +48,7 @@ class Cache:
     def clock(self) -> float:
         return self.now
 
-    def held(self, most: int) -> Held:
+    def facts(self, most: int) -> Held:
         self.asked.append(most)
         if self.hold is not None:
             self.hold.wait(10)

@@ -127,6 +127,8 @@ def test_null_is_the_default_everywhere():
         "cache_store": True,
         "lora": None,
         "spelled": {},
+        "session": b"",
+        "slot": None,
     }
 
 
