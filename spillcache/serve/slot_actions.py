@@ -138,6 +138,8 @@ class SlotActions:
 
     def _known(self) -> Namespaces:
         if self._namespaces is None:
+            self._errands.do(lambda: None)  # what is known may only wait for its turn
+        if self._namespaces is None:
             raise NotReady("the model's content is being hashed; ask again soon")
         return self._namespaces
 
