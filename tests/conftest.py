@@ -1,7 +1,8 @@
 """Fixtures that more than one room uses."""
 
 import ctypes
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +24,29 @@ def gguf_model(tmp_path_factory: pytest.TempPathFactory) -> ModelShelf:
 def demo_model() -> Path:
     """gemma3-270m, assembled from its package once per machine."""
     return find_model("gemma3-270m")
+
+
+@pytest.fixture
+def filesystem(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """``filesystem(MiB) -> Path``: a filesystem of that size, gone after the test."""
+    mounted: list[Path] = []
+
+    def make(size_mib: int) -> Path:
+        path = tmp_path / "small"
+        path.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(path)]
+        try:
+            done = subprocess.run(mount, capture_output=True, check=False)
+        except FileNotFoundError:
+            pytest.skip("there is no mount here")
+        if done.returncode:
+            pytest.skip("mounting is not allowed here")
+        mounted.append(path)
+        return path
+
+    yield make
+    for path in mounted:
+        subprocess.run(["umount", str(path)], check=True)
 
 
 @pytest.fixture(autouse=True)

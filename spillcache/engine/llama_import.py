@@ -38,10 +38,22 @@ class LlamaImport:
 
         Raises StateRejected.
         """
+        if first_windows and self._state.blank is not None:
+            self._lay_out_windows(sequence, start, self._state.blank)
+        try:
+            if memory is None:
+                self._memory.write(self._spare, self._pieces(states))
+            else:
+                memory[:HEADER_BYTES] = header(self._spare)
+                self._memory.set(self._spare, memory, len(memory))
+            self._memory.copy(self._spare, sequence)
+        finally:  # what was half written must not be in the next block
+            self._memory.drop(self._spare)
+
+    def _pieces(self, states: Sequence[BlockState]) -> list[Buffer]:
+        """Of one blob with all ``states``."""
         state = self._state
         pieces: list[Buffer] = [header(self._spare)]
-        if first_windows and state.blank is not None:
-            self._lay_out_windows(sequence, start, state.blank)
         if state.kv is not None:
             pieces += state.kv.joined([each[Part.KV] for each in states])
         if state.recurrent is not None:
@@ -49,15 +61,7 @@ class LlamaImport:
         elif state.window is not None:
             windows = [each[Part.WINDOW] for each in states if Part.WINDOW in each]
             pieces += state.window.joined(windows) if windows else [NO_CELLS]
-        try:
-            if memory is None:
-                self._memory.write(self._spare, pieces)
-            else:
-                memory[:HEADER_BYTES] = header(self._spare)
-                self._memory.set(self._spare, memory, len(memory))
-            self._memory.copy(self._spare, sequence)
-        finally:  # what was half written must not be in the next block
-            self._memory.drop(self._spare)
+        return pieces
 
     def _lay_out_windows(self, sequence: int, start: int, blank: Placeholder) -> None:
         """Have the windows from ``start`` on, the first that are there, lie in the cells where a

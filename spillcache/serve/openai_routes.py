@@ -32,7 +32,6 @@ from spillcache.serve.turn import Turn
 
 _TOKEN_BYTES_MAX = 256
 """No vocabulary has longer tokens, but for runs of white space in some."""
-_NO_DEFAULTS = RequestDefaults()
 
 
 def model_name(settings: Settings) -> str:
@@ -120,15 +119,13 @@ def begin_turn(service: Door, request: Request, body: GenerationBody) -> Turn:
         service.engine,
         service.token_memory,
         tenant_salt(request.scope, body.salt),
-        reads=body.cache_prompt is not False,
-        stores=body.cache_prompt is not False and body.cache_store is not False,
+        reads=body.reads,
+        stores=body.stores,
     )
 
 
 def conversation(service: Door, request: Request, body: ChatBody) -> Conversation:
     """The chat of a request."""
-    reads = body.cache_prompt is not False
-    stores = reads and body.cache_store is not False
     salt = tenant_salt(request.scope, body.salt)
     return Conversation(
         service.engine,
@@ -136,7 +133,7 @@ def conversation(service: Door, request: Request, body: ChatBody) -> Conversatio
         body.tools or (),
         calls=body.tool_choice != "none",
         held=body.call_schema is not None,
-        texts=CallTexts(service.token_memory, salt, reads=reads, stores=stores),
+        texts=CallTexts(service.token_memory, salt, reads=body.reads, stores=body.stores),
     )
 
 

@@ -141,6 +141,16 @@ class GenerationBody(SamplingFields):
         return (self.cache_salt or "").encode()
 
     @property
+    def reads(self) -> bool:
+        """Whether anything that is known may be used."""
+        return self.cache_prompt is not False
+
+    @property
+    def stores(self) -> bool:
+        """Whether anything of it may be kept."""
+        return self.reads and self.cache_store is not False
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
@@ -179,7 +189,7 @@ class GenerationBody(SamplingFields):
             sampling=sampling or sampling_params(self, defaults),
             stop=self._stop_strings(),
             salt=self.salt,
-            cache_prompt=self.cache_prompt is not False,
+            cache_prompt=self.reads,
             cache_store=self.cache_store is not False,
             slot=None if self.id_slot in (None, -1) else self.id_slot,
             lora=None if self.lora is None else tuple((a.id, a.scale) for a in self.lora),

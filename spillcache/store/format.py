@@ -209,7 +209,7 @@ def record_header(*fields: int | bytes) -> bytes:
     ``tail_tokens`` after ``rank``. A put makes thousands.
     """
     head = _RECORD.pack(RECORD_MAGIC, *fields)
-    return head + blake3(head).digest(CHECKSUM_BYTES)
+    return head + checksum(head)
 
 
 def bound_bytes(head: bytes) -> bytes:

@@ -3,10 +3,13 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from spillcache.cli import serve_command
 from spillcache.cli.main import run
+from spillcache.config import Settings
 
 
 @dataclass(frozen=True)
@@ -37,3 +40,24 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return Ended(exited.value.code, captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A file that looks like a model from afar."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    return str(path)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """What the server would have been run with; it ends with code 7 at once."""
+    calls: list[Settings] = []
+
+    def run_server(settings: Settings) -> int:
+        calls.append(settings)
+        return 7
+
+    monkeypatch.setattr(serve_command, "_run_server", run_server)
+    return calls

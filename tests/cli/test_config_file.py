@@ -8,32 +8,12 @@ from typing import Any
 import pytest
 import typer
 
-from spillcache.cli import serve_command
 from spillcache.cli.main import app
 from spillcache.config import GIB, MIB, Settings
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    calls: list[Settings] = []
-
-    def run_server(settings: Settings) -> int:
-        calls.append(settings)
-        return 7
-
-    monkeypatch.setattr(serve_command, "_run_server", run_server)
-    return calls
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF")
-    return path
-
-
-@pytest.fixture
-def config(tmp_path: Path, model: Path) -> Any:
+def config(tmp_path: Path, model: str) -> Any:
     def write(text: str) -> str:
         path = tmp_path / "serve.toml"
         path.write_text(f'model = "{model}"\n{text}')
@@ -166,17 +146,17 @@ def test_keys_in_a_file_that_others_may_read(
     assert caplog.text == ""
 
 
-def test_isolation_needs_keys(cli: Any, model: Path, served: list[Settings]) -> None:
-    ended = cli("serve", "-m", str(model), "--cache-isolation", "api-key")
+def test_isolation_needs_keys(cli: Any, model: str, served: list[Settings]) -> None:
+    ended = cli("serve", "-m", model, "--cache-isolation", "api-key")
     assert (ended.code, served) == (2, [])
     assert "--cache-isolation api-key needs API keys" in ended.err
 
 
 def test_tenants_have_no_slot_files(
-    cli: Any, model: Path, served: list[Settings], tmp_path: Path
+    cli: Any, model: str, served: list[Settings], tmp_path: Path
 ) -> None:
     flags = ["--api-key", "a,b", "--cache-isolation", "api-key", "--slot-save-path", str(tmp_path)]
-    ended = cli("serve", "-m", str(model), *flags)
+    ended = cli("serve", "-m", model, *flags)
     assert (ended.code, served) == (2, [])
     assert "slots are no tenant's own" in " ".join(ended.err.split())
 
@@ -193,28 +173,28 @@ def test_tenants_have_no_slot_files(
     ],
 )
 def test_flags_that_nobody_can_mean(
-    cli: Any, model: Path, served: list[Settings], words: str, says: str
+    cli: Any, model: str, served: list[Settings], words: str, says: str
 ) -> None:
-    ended = cli("serve", "-m", str(model), *words.split())
+    ended = cli("serve", "-m", model, *words.split())
     assert (ended.code, served) == (2, [])
     assert says in ended.err
 
 
 def test_hosts_and_origins(
-    cli: Any, model: Path, served: list[Settings], monkeypatch: pytest.MonkeyPatch
+    cli: Any, model: str, served: list[Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLAMA_API_KEY", "")
     line = "--allowed-hosts a,b:80 --allowed-hosts [::1] --allowed-hosts *"
     line += " --allowed-origins HTTPS://Chat.example/,chrome-extension://abc,*"
-    assert cli("serve", "-m", str(model), *line.split()).code == 7
+    assert cli("serve", "-m", model, *line.split()).code == 7
     serve = served[0].serve
     assert serve.allowed_hosts == ("a", "b:80", "[::1]", "*")
     assert serve.allowed_origins == ("https://chat.example", "chrome-extension://abc", "*")
     assert serve.api_keys == ()
 
 
-def test_what_is_said_is_json_if_asked_for(cli: Any, model: Path, served: list[Settings]) -> None:
-    ended = cli("serve", "-m", str(model), "-nocb", "--log-format", "json")
+def test_what_is_said_is_json_if_asked_for(cli: Any, model: str, served: list[Settings]) -> None:
+    ended = cli("serve", "-m", model, "-nocb", "--log-format", "json")
     entry = json.loads(ended.err)
     assert entry["level"] == "warning"
     assert entry["message"].endswith("-nocb")

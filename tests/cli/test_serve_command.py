@@ -3,28 +3,7 @@ from typing import Any
 
 import pytest
 
-from spillcache.cli import serve_command
 from spillcache.config import GIB, MIB, NO_LIMIT_BYTES, RequestDefaults, Settings
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> str:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF")
-    return str(path)
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    """What the server would have been run with; it ends with code 7 at once."""
-    calls: list[Settings] = []
-
-    def run_server(settings: Settings) -> int:
-        calls.append(settings)
-        return 7
-
-    monkeypatch.setattr(serve_command, "_run_server", run_server)
-    return calls
 
 
 def test_defaults(cli: Any, model: str, served: list[Settings]) -> None:

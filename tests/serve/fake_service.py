@@ -245,3 +245,13 @@ def wait_until(condition, timeout_s=5.0):
             return True
         time.sleep(0.005)
     return bool(condition())
+
+
+def says(service, text, size=4):
+    """Have it answer ``text``, in pieces."""
+    service.script.texts = [text[at : at + size] for at in range(0, len(text), size)] or [""]
+
+
+def prompt_of(service):
+    """The text of the last prompt, which began with BOS."""
+    return bytes(service.last().request.tokens[1:].astype("u1")).decode()

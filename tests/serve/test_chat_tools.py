@@ -4,7 +4,7 @@ import json
 
 import openai
 import pytest
-from fake_service import FakeEngine
+from fake_service import FakeEngine, prompt_of, says
 from families import FAMILIES, TOOLS, called, source_of
 
 from spillcache.errors import EngineError
@@ -27,14 +27,6 @@ def engine(service, family):
     service.engine_in_use = FakeEngine(source)
     service.script.rest = ""
     return service.engine_in_use
-
-
-def says(service, text, size=4):
-    service.script.texts = [text[at : at + size] for at in range(0, len(text), size)] or [""]
-
-
-def prompt_of(service):
-    return bytes(service.last().request.tokens[1:].astype("u1")).decode()
 
 
 def ask(ai, messages=None, tools=TOOLS, **fields):

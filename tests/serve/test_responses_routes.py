@@ -4,7 +4,7 @@ import json
 
 import openai
 import pytest
-from fake_service import FakeEngine
+from fake_service import FakeEngine, prompt_of, says
 from families import TOOLS, source_of
 
 from spillcache.engine.base import SamplingParams
@@ -22,14 +22,6 @@ def engine(service):
     service.engine_in_use = FakeEngine(source_of("qwen"))
     service.script.rest = ""
     return service.engine_in_use
-
-
-def says(service, text, size=4):
-    service.script.texts = [text[at : at + size] for at in range(0, len(text), size)] or [""]
-
-
-def prompt_of(service):
-    return bytes(service.last().request.tokens[1:].astype("u1")).decode()
 
 
 def ask(ai, given="Rain?", **fields):

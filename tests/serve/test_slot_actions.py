@@ -2,7 +2,6 @@
 
 import errno
 import random
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -568,19 +567,8 @@ def test_a_step_that_hangs_is_reported_and_cleans_up_when_it_is_back(
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of 1 MiB."""
-    path = tmp_path / "small"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
-    try:
-        done = subprocess.run(mount, capture_output=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount here")
-    if done.returncode:
-        pytest.skip("mounting is not allowed here")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
+def small(filesystem: Callable[[int], Path]) -> Path:
+    return filesystem(1)
 
 
 def test_a_full_filesystem_is_seen_before_and_while_it_is_written(
