@@ -27,9 +27,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -37,13 +39,15 @@ from known_chains import found_of, namespace_of, objects_of, read_each, wrong_an
 
 from spillcache.config import GIB, MIB, StoreConfig
 from spillcache.errors import StoreFullError, StoreIndexError
-from spillcache.store.block_store import BlockStore
+from spillcache.store import writer
+from spillcache.store.block_store import BlockStore, PutResult
 from spillcache.store.catalog import Catalog
 from spillcache.store.opened import OpenStore
 from spillcache.store.rows import object_key
 from spillcache.store.segments import Segments
 
 BLOCKS = 4
+MOST_BATCHES = 5
 MOST_BYTES = {"roomy": 20_000, "tight": 400_000}
 QUOTA = {"roomy": 4 * GIB, "tight": 64 * MIB}
 SCENES_PER_ROUND = 5
@@ -105,13 +109,19 @@ class Child:
         return BlockStore.open(config)
 
     def put(self, store: BlockStore) -> None:
-        seed = next(self.seeds)
-        try:
-            result = store.put(namespace_of(seed), objects_of(seed, BLOCKS, MOST_BYTES[self.kind]))
-        except StoreFullError:
-            return
-        if not result.dropped:
-            self.journal.write("put", seed)
+        """A few batches, of which one is written while another is made durable."""
+        drawn = list(islice(self.seeds, self.source.randint(1, MOST_BATCHES)))
+        namespace = namespace_of(drawn[0])
+        seeds = deque(seed for seed in drawn if namespace_of(seed) == namespace)
+        batches = [objects_of(seed, BLOCKS, MOST_BYTES[self.kind]) for seed in seeds]
+
+        def done(result: PutResult) -> None:
+            seed = seeds.popleft()
+            if not result.dropped:
+                self.journal.write("put", seed)
+
+        with suppress(StoreFullError):
+            store.put_each(namespace, batches, done)
 
     def write(self) -> None:
         with self.open() as store:
@@ -162,7 +172,8 @@ def live(args: argparse.Namespace) -> None:
     """A child's life."""
     path, kind, mode, journals, number = args.child
     journal = Journal(Path(journals) / f"{number}.journal")
-    seeds = iter(range(int(number) << 12, (int(number) + 1) << 12))
+    writer._SMALL_BYTES = 0  # small groups are committed aside, too
+    seeds = iter(range(int(number) << 14, (int(number) + 1) << 14))
     child = Child(Path(path), kind, random.Random(int(number)), journal, Path(journals), seeds)
     try:
         getattr(child, mode)()

@@ -26,7 +26,6 @@ from spillcache.chain import BlockHash
 from spillcache.config import MIB, CacheConfig, format_size
 from spillcache.errors import StoreError
 from spillcache.metrics import Metrics
-from spillcache.namespace import Namespace
 from spillcache.state import Geometry, Part
 from spillcache.store.block_store import BlockStore, PutResult, StoreObject
 from spillcache.store.format import RECORD_HEADER_BYTES, padded
@@ -47,7 +46,6 @@ _WHY = {
 }
 
 Progress = Callable[[str], None]
-_NOTHING_PUT = PutResult(0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,17 +385,49 @@ class Spiller:
         """
         with self._lock:
             groups = deque(_groups(self._collect(leaf)))
+        allowed: deque[int] = deque()
         dropped: set[BlockHash] = set()
-        result: PutResult | None = _NOTHING_PUT
+
+        def done(result: PutResult) -> None:
+            self._wrote(allowed.popleft(), result)
+            dropped.update(result.dropped_blocks)
+            self._settle(groups.popleft(), result)
+
         try:
-            while groups and result is not None and self._usable() and not self._late():
-                result = self._write(groups[0])
-                dropped |= result.dropped_blocks if result is not None else set()
-                self._settle(groups.popleft(), result)
+            with self._at_disk():
+                self._store.put_each(leaf.namespace, self._batches(tuple(groups), allowed), done)
+        except StoreError as error:
+            self._met(error)
         finally:
+            for size in allowed:
+                self.limit.wrote(size, 0)
             for group in groups:
                 self._settle(group, None)
         return dropped
+
+    def _batches(
+        self, groups: Sequence[Sequence[_Item]], allowed: deque[int]
+    ) -> Iterator[list[StoreObject]]:
+        """For the store, as long as they may be written; their sizes are added to ``allowed``."""
+        for group in groups:
+            size = sum(padded(RECORD_HEADER_BYTES + len(item.payload)) for item in group)
+            if not self._usable() or self._late() or not self.limit.allows(size):
+                return
+            allowed.append(size)
+            yield [self._object(item) for item in group]
+
+    def _object(self, item: _Item) -> StoreObject:
+        return StoreObject(
+            block=item.block.hash,
+            part=item.part,
+            parent=item.block.parent,
+            block_index=item.block.index,
+            token_count=item.block.tail_tokens or self._geometry.block_tokens,
+            payload=item.payload,
+            rank=item.rank,
+            tail=item.block.tail,
+            outgrows=item.block.outgrows,
+        )
 
     def _forget_saved(self, leaf: RamBlock) -> bool:
         """Count the whole chain as unsaved again; False where RAM does not hold all of it."""
@@ -440,46 +470,15 @@ class Spiller:
             item.block.pins += 1
         return items
 
-    def _write(self, group: Sequence[_Item]) -> PutResult | None:
-        """Put one group; None where that did not work, or is not allowed now."""
-        objects = [
-            StoreObject(
-                block=item.block.hash,
-                part=item.part,
-                parent=item.block.parent,
-                block_index=item.block.index,
-                token_count=item.block.tail_tokens or self._geometry.block_tokens,
-                payload=item.payload,
-                rank=item.rank,
-                tail=item.block.tail,
-                outgrows=item.block.outgrows,
-            )
-            for item in group
-        ]
-        try:
-            with self._at_disk():
-                result = self._put(group[0].block.namespace, objects)
-        except StoreError as error:
-            self._met(error)
-            return None
-        if result is not None:
-            self._breaker.worked("write")
-            self._saved_bytes += result.written_bytes
-            self._metrics.spilled_bytes.inc(result.written_bytes)
-        return result
-
-    def _put(self, namespace: Namespace, objects: Sequence[StoreObject]) -> PutResult | None:
-        """None where the daily limit does not allow it."""
-        size, written = sum(padded(RECORD_HEADER_BYTES + len(o.payload)) for o in objects), 0
-        if not self.limit.allows(size):
-            return None
-        try:
-            with self._metrics.spill_seconds.time():
-                result = self._store.put(namespace, objects)
-            written = result.written_bytes
-        finally:
-            self.limit.wrote(size, written)
-        return result
+    def _wrote(self, allowed_bytes: int, result: PutResult) -> None:
+        """Count a group that is durable."""
+        began, now = self._at_disk_since, time.monotonic()
+        self._metrics.spill_seconds.observe(now - (began or now))
+        self._at_disk_since = now
+        self.limit.wrote(allowed_bytes, result.written_bytes)
+        self._breaker.worked("write")
+        self._saved_bytes += result.written_bytes
+        self._metrics.spilled_bytes.inc(result.written_bytes)
 
     def _met(self, error: StoreError) -> None:
         self._last_chance = False

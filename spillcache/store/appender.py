@@ -7,6 +7,7 @@ Not thread-safe: the writer holds its lock around every call.
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 
 from spillcache.errors import StoreError
@@ -49,7 +50,6 @@ class Appender:
         self._may_reopen = True
         """At first only: later, one that was left may have been left because of an error."""
         self._noted: set[bytes] = set()
-        self._staging: Staging | None = None
 
     def room(self) -> int:
         """How many bytes the own segment still takes; a new one if there is none."""
@@ -70,52 +70,44 @@ class Appender:
                 self._own = _Own(*found)
         if self._own is None:
             segment, fd = self._segments.create()
-            self._own = _Own(segment, fd, PAGE_BYTES)
+            self._own = _Own(segment, fd, 0)
             self._noted.clear()
             header = SegmentHeader(segment, self._store_id, time.time_ns()).encode()
             try:
-                self._stage([(header,)], 0, len(header))
-                self.sync()
+                staging, _ = self.write([(header,)], len(header))
+                with closing(staging):
+                    staging.finish()
                 self._files.sync_directory(self._segments.directory)
+                self.keep(PAGE_BYTES)
             except OSError:
                 self.abandon()
                 raise
         return self._own.segment
 
-    def write(self, records: Iterable[tuple[Buffer, ...]], size_bytes: int) -> list[int]:
-        """Hand over records (each given in pieces, padded here) to be written: their offsets.
-        ``size_bytes``: about what they take.
+    def write(
+        self, records: Iterable[tuple[Buffer, ...]], size_bytes: int
+    ) -> tuple[Staging, list[int]]:
+        """Hand over records (each given in pieces, padded here) to be written: the stream, which
+        the caller finishes and closes, and their offsets. ``size_bytes``: about what they take.
 
-        They are on the device when ``sync`` returns, and nothing names them until ``keep`` is told.
-        On an error the caller must ``abandon``: what is on the device is unknown.
+        Nothing names them, and what is appended next goes to the same place, until ``keep`` is
+        told. On an error the caller must ``abandon``: what is on the device is unknown.
         """
-        return self._stage(records, self._require().end, size_bytes)
-
-    def _stage(
-        self, records: Iterable[tuple[Buffer, ...]], start: int, size_bytes: int
-    ) -> list[int]:
-        fd = self._require().fd
-        self._staging = staging = Staging(self._files, fd, self._pool, start, size_bytes)
+        own = self._require()
+        staging = Staging(self._files, own.fd, self._pool, own.end, size_bytes)
         offsets = []
-        for pieces in records:
-            offsets.append(staging.offset)
-            staging.add(pieces)
-        staging.end()
-        return offsets
-
-    def sync(self) -> None:
-        """Wait until what was written is on the device; raises OSError."""
-        if self._staging is not None:
-            self._staging.finish()
-            self._unstage()
-
-    def _unstage(self) -> None:
-        staging, self._staging = self._staging, None
-        if staging is not None:
+        try:
+            for pieces in records:
+                offsets.append(staging.offset)
+                staging.add(pieces)
+            staging.end()
+        except BaseException:
             staging.close()
+            raise
+        return staging, offsets
 
     def keep(self, end: int) -> None:
-        """The index names what was appended, up to ``end``."""
+        """What was appended reaches up to ``end``; the next goes there."""
         self._require().end = end
 
     def _require(self) -> _Own:
@@ -132,8 +124,7 @@ class Appender:
         self._noted.add(namespace_id)
 
     def seal(self) -> None:
-        """Let go of the own segment; the next append makes a new one."""
-        self._unstage()
+        """Let go of the own segment; the next append makes a new one. No stream into it is open."""
         own, self._own = self._own, None
         if own is not None:
             self._segments.seal(own.segment, own.fd)

@@ -1,195 +1,57 @@
 """Putting objects: reserve, append, sync, then one index transaction that names them.
 
-Group commit: many objects, one sync, one transaction. One put at a time per process; other
-processes have their own segment and meet only in the index.
+Group commit: many objects, one sync, one transaction. While a group is synced and named, the next
+one is digested and appended. One put at a time per process; other processes have their own segment
+and meet only in the index.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from spillcache.chain import HASH_BYTES, BlockHash
-from spillcache.config import MIB, Codec
+from spillcache.chain import HASH_BYTES
+from spillcache.config import KIB, MIB, Codec
 from spillcache.errors import StoreFullError, StoreIndexError
 from spillcache.namespace import ID_BYTES, Namespace
 from spillcache.state import Buffer, Part
 from spillcache.store import codec as codecs
 from spillcache.store.appender import Appender
 from spillcache.store.auto_codec import AutoCodec
-from spillcache.store.catalog import Catalog, Place
-from spillcache.store.cipher import NO_KEY, OVERHEAD_BYTES, Cipher
+from spillcache.store.catalog import Catalog
+from spillcache.store.cipher import Cipher
 from spillcache.store.files import Files, is_no_space, store_error
+from spillcache.store.flight import Flight
 from spillcache.store.format import (
-    DIGEST_BYTES,
     MAX_PAYLOAD_BYTES,
     PAGE_BYTES,
-    RECORD_HEADER_BYTES,
-    TOKEN_BYTES,
-    RecordClass,
-    bound_bytes,
     check_tail,
     namespace_record,
-    padded,
-    payload_digest,
-    record_header,
 )
 from spillcache.store.index import Index
 from spillcache.store.naming import Naming
 from spillcache.store.objects import PutResult, StoreObject
+from spillcache.store.outgoing import Outgoing
+from spillcache.store.put_job import Committed, PutJob
 from spillcache.store.room import NoRoom, Room, index_bytes
-from spillcache.store.rows import is_present, object_key, pack_row
+from spillcache.store.rows import is_present, object_key
 from spillcache.store.segments import Segments
 from spillcache.store.tails import drop_tails, trim_tails
 
 _GROUP_BYTES = 80 * MIB
 """With headers and padding: 64 MiB of payloads from 64 KiB on."""
-_FULL_RETRIES = 2
+_ATTEMPTS = 3
+"""At a group, where the filesystem is full: after each something is evicted."""
+_SMALL_BYTES = 256 * KIB
+"""Groups of such records are committed before the next is appended: two threads would only take the
+interpreter's lock from each other.
+"""
 _MAX_COUNT = 1 << 32
-_NO_DIGEST = bytes(DIGEST_BYTES)
+
+Done = Callable[[PutResult], None]
 
 log = logging.getLogger("spillcache.store")
-
-
-class _Record:
-    """An object on its way to disk. Each of its methods runs thousands of times in a put."""
-
-    __slots__ = (
-        *("cipher", "codec", "key", "namespace_id", "offset", "parent_key", "raw_bytes"),
-        *("segment", "size"),
-        *("source", "stored", "stored_bytes", "written_ns"),
-    )
-
-    def __init__(  # noqa: PLR0917 - names cost time
-        self,
-        key: bytes,
-        source: StoreObject,
-        raw_bytes: int,
-        codec: codecs.CodecId,
-        stored: Buffer,
-        cipher: Cipher | None,
-    ) -> None:
-        self.namespace_id = key[:ID_BYTES]
-        self.source = source
-        self.key = key
-        self.parent_key = b""
-        if source.block_index and source.part is Part.KV:
-            self.parent_key = object_key(self.namespace_id, source.parent, Part.KV)
-        self.codec = codec
-        self.stored = stored
-        self.cipher = cipher
-        self.raw_bytes = raw_bytes
-        self.written_ns = time.time_ns()
-        tail_bytes = len(source.tail)
-        self.stored_bytes = len(stored)
-        """What the payload takes; with a tail's tokens, if they are encrypted together."""
-        if cipher is not None:
-            self.stored_bytes += tail_bytes + OVERHEAD_BYTES
-            tail_bytes = 0
-        self.size = padded(RECORD_HEADER_BYTES + tail_bytes + self.stored_bytes)
-        """In the segment, header and padding included."""
-        self.segment = self.offset = 0
-        """Where it lies, once it is written."""
-
-    @property
-    def place(self) -> Place:
-        """Where it lies."""
-        return Place(self.segment, self.offset, self.size)
-
-    def pieces(self) -> tuple[Buffer, ...]:
-        """Header, a tail's tokens and payload; the payload is encrypted and digested here, while
-        bytes before it are written.
-        """
-        tail, cipher = self.source.tail, self.cipher
-        if cipher is None:
-            head = self._header(payload_digest(tail, self.stored), NO_KEY)
-            return (head, tail, self.stored) if tail else (head, self.stored)
-        head = self._header(_NO_DIGEST, cipher.key_id)
-        plain = b"".join((tail, self.stored)) if tail else self.stored
-        nonce, stored = cipher.encrypt(plain, bound_bytes(head))
-        return self._header(payload_digest(nonce, stored), cipher.key_id), nonce, stored
-
-    def _header(self, digest: bytes, key_id: bytes) -> bytes:
-        source = self.source
-        return record_header(
-            self._class,
-            source.part,
-            self.codec,
-            source.rank,
-            len(source.tail) // TOKEN_BYTES,
-            self.namespace_id,
-            source.block,
-            source.parent,
-            source.block_index,
-            source.token_count,
-            self.raw_bytes,
-            self.stored_bytes,
-            self.written_ns,
-            digest,
-            key_id,
-        )
-
-    @property
-    def _class(self) -> RecordClass:
-        return RecordClass.TAIL if self.source.tail else RecordClass.BLOCK
-
-    def row(self, last_use: int, children: int) -> bytes:
-        """The value of its row in the index."""
-        source = self.source
-        return pack_row(
-            self.segment,
-            self.offset,
-            self.stored_bytes,
-            self.raw_bytes,
-            last_use,
-            source.parent,
-            source.block_index,
-            source.token_count,
-            len(source.tail) // TOKEN_BYTES,
-            children,
-            self.codec,
-            source.rank,
-            self._class,
-            self.cipher is not None,
-        )
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What became of a put so far."""
-
-    written: int = 0
-    present: int = 0
-    dropped: int = 0
-    written_bytes: int = 0
-    no_room: bool = False
-    dropped_blocks: set[BlockHash] = field(default_factory=set)
-    """Blocks of which a part was dropped."""
-    without_kv: set[BlockHash] = field(default_factory=set)
-    """Those whose KV was: what hangs on them is dropped, too."""
-
-    def drop(self, item: StoreObject) -> None:
-        self.dropped += 1
-        self.dropped_blocks.add(item.block)
-        if item.part is Part.KV:
-            self.without_kv.add(item.block)
-
-    def hangs_on_dropped(self, item: StoreObject) -> bool:
-        if item.part is Part.KV:
-            return item.parent in self.without_kv
-        return item.block in self.without_kv
-
-
-@dataclass(slots=True)
-class _Commit:
-    """What one transaction did with a group."""
-
-    clock: int
-    written: list[_Record] = field(default_factory=list)
-    present: int = 0
-    dropped: list[_Record] = field(default_factory=list)
-    dead: list[Place] = field(default_factory=list)
 
 
 class Writer:
@@ -216,171 +78,234 @@ class Writer:
         self._auto = auto
         self._cipher = cipher
         self._lock = threading.Lock()
+        self._flights: deque[Flight] = deque()
+        """What was appended and is not known to be named: two at most, and only within a put."""
+        self._torn = False
+        """Whether an append failed, so that what lies behind the segment's end is unknown."""
 
-    def put(self, namespace: Namespace, objects: Sequence[StoreObject]) -> PutResult:
-        """See ``BlockStore.put``."""
-        _check(objects)
+    def put_each(
+        self, namespace: Namespace, batches: Iterable[Sequence[StoreObject]], done: Done
+    ) -> None:
+        """See ``BlockStore.put_each``."""
         with self._lock:
-            tally = _Tally()
-            wanted = self._missing(namespace.id, objects, tally)
-            spared = {namespace.id + item.block for item in objects}
-            spared.update(namespace.id + item.parent for item in objects)
             try:
-                for group in self._groups(wanted, tally):
-                    self._write(namespace, group, spared, tally)
+                for objects, more in _with_more(batches):
+                    self._put(PutJob(namespace, objects), objects, done, more=more)
+                self._land(done)
             except OSError as error:
                 raise store_error(error, "objects were written") from error
-        if tally.no_room and not tally.written:
-            raise StoreFullError(
-                "the cache on disk has no room for what is to be stored, even after eviction; "
-                "raise --cache-disk-size, or free space on the filesystem"
-            )
-        return PutResult(
-            tally.written,
-            tally.present,
-            tally.dropped,
-            tally.written_bytes,
-            frozenset(tally.dropped_blocks),
-        )
+            finally:
+                if self._flights or self._torn:
+                    self._give_up()
 
     def close(self) -> None:
         """Seal the own segment."""
         with self._lock:
             self._appender.seal()
 
-    def _missing(
-        self, namespace_id: bytes, objects: Sequence[StoreObject], tally: _Tally
-    ) -> dict[bytes, StoreObject]:
+    def _put(self, job: PutJob, objects: Sequence[StoreObject], done: Done, *, more: bool) -> None:
+        """``more``: another batch follows."""
+        _check(objects)
+        wanted = self._missing(job, objects)
+        for group, is_last in self._groups(job, wanted, done):
+            self._send(job, group, done, more=more or not is_last)
+        job.sent = True
+        if not any(flight.job is job for flight in self._flights):
+            self._land(done)
+            _end(job, done)
+
+    def _missing(self, job: PutJob, objects: Sequence[StoreObject]) -> dict[bytes, StoreObject]:
         """The objects that are not there yet, each once, by their keys."""
+        namespace_id = job.namespace.id
         keys = [object_key(namespace_id, item.block, item.part) for item in objects]
         with self._index.read() as catalog:
             if catalog.is_hidden(namespace_id):
                 for item in objects:
-                    tally.drop(item)
+                    job.drop(item)
                 return {}
             rows = map(catalog.row, keys)
             wanted: dict[bytes, StoreObject] = {}
             for key, row, item in zip(keys, rows, objects, strict=True):
                 if not is_present(row):
                     wanted.setdefault(key, item)
-        tally.present += len(objects) - len(wanted)
+        job.present += len(objects) - len(wanted)
         return wanted
 
-    def _groups(self, wanted: dict[bytes, StoreObject], tally: _Tally) -> Iterator[list[_Record]]:
-        """Records to be committed together: within one segment, and not too many bytes."""
-        group: list[_Record] = []
+    def _groups(
+        self, job: PutJob, wanted: dict[bytes, StoreObject], done: Done
+    ) -> Iterator[tuple[list[Outgoing], bool]]:
+        """Records to be committed together, within one segment and not too many bytes; and whether
+        they are the last.
+        """
+        group: list[Outgoing] = []
         size = most = 0
         for key, item in wanted.items():
-            if tally.without_kv and tally.hangs_on_dropped(item):
-                tally.drop(item)
+            if job.hangs_on_dropped(item):
+                job.drop(item)
                 continue
             record = self._encode(key, item)
             if group and size + record.size > most:
-                yield group
+                yield group, False
                 group, size = [], 0
             if not group:
                 if record.size > self._appender.room() and not self._appender.is_fresh:
+                    self._land(done)
                     self._appender.seal()
                 most = min(_GROUP_BYTES, self._appender.room())
             group.append(record)
             size += record.size
         if group:
-            yield group
+            yield group, True
 
-    def _encode(self, key: bytes, item: StoreObject) -> _Record:
+    def _encode(self, key: bytes, item: StoreObject) -> Outgoing:
         payload = memoryview(item.payload).cast("B")
         size = len(payload)
         chosen = self.codec
         if chosen == "auto":
             chosen = self._auto.choose(key[:ID_BYTES], item.part, payload)
         if chosen == "raw":
-            return _Record(key, item, size, codecs.CodecId.RAW, payload, self._cipher)
-        return _Record(key, item, size, *codecs.encode(chosen, payload), self._cipher)
+            return Outgoing(key, item, size, codecs.CodecId.RAW, payload, self._cipher)
+        return Outgoing(key, item, size, *codecs.encode(chosen, payload), self._cipher)
 
-    def _write(
-        self, namespace: Namespace, group: list[_Record], spared: set[bytes], tally: _Tally
-    ) -> None:
-        """One group: room, bytes, names. A full filesystem is answered by eviction; other errors
-        are raised.
+    # One group: appended, then committed, and at last counted.
+
+    def _send(self, job: PutJob, group: list[Outgoing], done: Done, *, more: bool) -> None:
+        """Append a group and commit it; aside, if ``more`` is to be appended meanwhile."""
+        try:
+            flight = self._launch(job, group)
+        except OSError as error:
+            self._land(done)  # what went before is not to blame
+            self._give_up()
+            self._write(job, group, error)
+            return
+        self._land(done, but=flight)
+        if flight is not None and flight in self._flights:
+            aside = more and _sizes(flight.group) > len(flight.group) * _SMALL_BYTES
+            flight.commit(self._commit, aside=aside)
+            if not aside:
+                self._land(done)
+
+    def _launch(self, job: PutJob, group: list[Outgoing]) -> Flight | None:
+        """Reserve room for a group, or for as much of it as fits, and append that; None when
+        nothing fits. Raises OSError.
         """
-        fitting: list[_Record] = []
-        for retries in range(_FULL_RETRIES, -1, -1):
-            try:
-                fitting = self._reserve(namespace, group, spared)
-                if fitting:
-                    self._append(namespace, fitting, tally)
-                break
-            except OSError as error:
-                self._appender.abandon()
-                if not is_no_space(error) or not retries:
-                    raise
-                freed = self._room.make_free(_sizes(group), spared.__contains__)
-                log.warning("the filesystem is full; evicted %d bytes to go on", freed)
-                if not freed:
-                    raise
+        fitting = self._reserve(job, group)
+        flight: Flight | None = None
+        if fitting:
+            namespace, segment = job.namespace, self._appender.begin()
+            flight = Flight(job, fitting, segment, self._need(namespace, fitting))
+            introduce = not self._appender.has_noted(namespace.id)
+            pieces = _pieces(namespace if introduce else None, fitting)
+            self._torn = True
+            flight.staging, offsets = self._appender.write(pieces, flight.need_bytes)
+            self._torn = False
+            self._appender.noted(namespace.id)
+            for record, offset in zip(fitting, offsets[introduce:], strict=True):
+                record.segment, record.offset = segment, offset
+            flight.end = offsets[-1] + fitting[-1].size
+            self._appender.keep(flight.end)
+            self._flights.append(flight)
         for record in group[len(fitting) :]:
-            tally.drop(record.source)
-            tally.no_room = True
+            job.drop(record.source)
+            job.no_room = True
+        return flight
 
-    def _reserve(
-        self, namespace: Namespace, group: list[_Record], spared: set[bytes]
-    ) -> list[_Record]:
+    def _reserve(self, job: PutJob, group: list[Outgoing]) -> list[Outgoing]:
         """Promise space to the longest beginning of ``group`` that fits."""
+        spared = [job.spared, *(flight.job.spared for flight in self._flights)]
         while group:
             segment = self._appender.begin()
-            need = self._need(namespace, group)
+            need = self._need(job.namespace, group)
             try:
-                self._room.reserve(segment, need, len(group), spared.__contains__)
+                self._room.reserve(
+                    segment, need, len(group), lambda block: any(block in each for each in spared)
+                )
                 break
             except NoRoom as no_room:
                 group = _fitting(group, no_room.available_bytes - need + _sizes(group))
         return group
 
-    def _need(self, namespace: Namespace, group: list[_Record]) -> int:
+    def _need(self, namespace: Namespace, group: list[Outgoing]) -> int:
         extra = PAGE_BYTES if self._appender.is_fresh else 0
         if not self._appender.has_noted(namespace.id):
             extra += len(namespace_record(namespace, 0))
         return _sizes(group) + extra
 
-    def _append(self, namespace: Namespace, group: list[_Record], tally: _Tally) -> None:
-        segment = self._appender.begin()
-        need = self._need(namespace, group)
-        introduce = not self._appender.has_noted(namespace.id)
-        try:
-            pieces = _pieces(namespace if introduce else None, group)
-            offsets = self._appender.write(pieces, need)
-            offsets = offsets[introduce:]
-            for record, offset in zip(group, offsets, strict=True):
-                record.segment, record.offset = segment, offset
-            end = offsets[-1] + group[-1].size
-            done = self._commit(namespace, segment, group, need=need, end=end)
-        except BaseException:
-            self._appender.abandon()
-            raise
-        self._appender.keep(end)
-        self._appender.noted(namespace.id)
-        self._room.wrote(done.clock, sum(record.size for record in done.written))
-        self._segments.free(done.dead)
-        tally.written += len(done.written)
-        tally.written_bytes += sum(record.size for record in done.written)
-        tally.present += done.present
-        for record in done.dropped:
-            tally.drop(record.source)
+    def _land(self, done: Done, but: Flight | None = None) -> None:
+        """Wait for what is being committed, all ``but`` the one that was just appended, and count
+        it.
+        """
+        while self._flights and self._flights[0] is not but:
+            flight = self._flights[0]
+            try:
+                committed = flight.wait()
+            except OSError as error:
+                # What was appended behind it lies in the same segment, which is given up.
+                again = list(self._flights)
+                self._give_up()
+                for each in again:
+                    self._write(each.job, each.group, error if each is flight else None)
+                    self._counted(each.job, done)
+                return
+            self._flights.popleft()
+            self._count(flight, committed)
+            self._counted(flight.job, done)
 
-    def _commit(
-        self,
-        namespace: Namespace,
-        segment: int,
-        group: list[_Record],
-        *,
-        need: int,
-        end: int,
-    ) -> _Commit:
-        def work(catalog: Catalog) -> _Commit:
+    def _count(self, flight: Flight, committed: Committed) -> None:
+        self._room.wrote(committed.clock, _sizes(committed.written))
+        self._segments.free(committed.dead)
+        flight.job.count(committed)
+
+    def _counted(self, job: PutJob, done: Done) -> None:
+        if job.sent and not any(flight.job is job for flight in self._flights):
+            _end(job, done)
+
+    def _write(self, job: PutJob, group: Sequence[Outgoing], error: OSError | None = None) -> None:
+        """One group, alone, from its append to its count. A full filesystem is answered by
+        eviction; other errors are raised. ``error``: what a first attempt met.
+        """
+        for _ in range(_ATTEMPTS - (error is not None)):
+            if error is not None:
+                self._make_free(job, group, error)
+            try:
+                flight = self._launch(job, list(group))
+                if flight is not None:
+                    flight.commit(self._commit, aside=False)
+                    committed = flight.wait()
+                    self._flights.remove(flight)
+                    self._count(flight, committed)
+                return
+            except OSError as another:
+                self._give_up()
+                error = another
+        if error is not None:
+            raise error
+
+    def _make_free(self, job: PutJob, group: Sequence[Outgoing], error: OSError) -> None:
+        """Evict as much as ``group`` takes; raises ``error`` where that is no help."""
+        if not is_no_space(error):
+            raise error
+        freed = self._room.make_free(_sizes(group), job.spared.__contains__)
+        log.warning("the filesystem is full; evicted %d bytes to go on", freed)
+        if not freed:
+            raise error
+
+    def _give_up(self) -> None:
+        """Forget what is in the air, and the segment that it lies in."""
+        while self._flights:
+            self._flights.pop().close()
+        self._torn = False
+        self._appender.abandon()
+
+    def _commit(self, flight: Flight) -> Committed:
+        """Name a group once it is durable. On any thread, but one at a time."""
+        namespace, segment, group = flight.job.namespace, flight.segment, flight.group
+
+        def work(catalog: Catalog) -> Committed:
             row = catalog.segment(segment)
             if row is None:
                 raise StoreIndexError(f"segment {segment} was removed while it was written")
-            done = _Commit(catalog.tick())
+            done = Committed(catalog.tick())
             catalog.use_namespace(namespace, done.clock)
             naming = Naming(catalog, self._room.ahead_ns)
             for record in group:
@@ -394,16 +319,38 @@ class Writer:
                 done.dead += drop_tails(catalog, namespace.id, source.parent, source.outgrows)
             # Last, so that the device works while the rows are made: what is named is durable when
             # the transaction is.
-            self._appender.sync()
-            row.committed_end = end
-            catalog.reserve(segment, -need - index_bytes(len(group)))
+            flight.sync()
+            row.committed_end = flight.end
+            catalog.reserve(segment, -flight.need_bytes - index_bytes(len(group)))
             catalog.measure(segment, self._files.allocated_at(self._segments.path(segment)))
             return done
 
         return self._index.write(work)
 
 
-def _admit(naming: Naming, record: _Record, done: _Commit) -> None:
+def _end(job: PutJob, done: Done) -> None:
+    """All of a batch has landed."""
+    if job.no_room and not job.written:
+        raise StoreFullError(
+            "the cache on disk has no room for what is to be stored, even after eviction; "
+            "raise --cache-disk-size, or free space on the filesystem"
+        )
+    done(job.result())
+
+
+def _with_more(
+    batches: Iterable[Sequence[StoreObject]],
+) -> Iterator[tuple[Sequence[StoreObject], bool]]:
+    """Each batch, and whether another follows."""
+    following = iter(batches)
+    batch = next(following, None)
+    while batch is not None:
+        after = next(following, None)
+        yield batch, after is not None
+        batch = after
+
+
+def _admit(naming: Naming, record: Outgoing, done: Committed) -> None:
     """Name one record, unless another process was quicker, or what it hangs on is gone."""
     if naming.has(record.key):
         done.present += 1
@@ -416,27 +363,29 @@ def _admit(naming: Naming, record: _Record, done: _Commit) -> None:
     done.dead.append(record.place)
 
 
-def _is_orphan(naming: Naming, record: _Record, done: _Commit) -> bool:
+def _is_orphan(naming: Naming, record: Outgoing, done: Committed) -> bool:
     if record.parent_key:
         return not naming.has(record.parent_key)
     block = record.source.block
     return any(r.source.part is Part.KV and r.source.block == block for r in done.dropped)
 
 
-def _pieces(introduced: Namespace | None, group: Sequence[_Record]) -> Iterator[tuple[Buffer, ...]]:
+def _pieces(
+    introduced: Namespace | None, group: Sequence[Outgoing]
+) -> Iterator[tuple[Buffer, ...]]:
     if introduced is not None:
         yield (namespace_record(introduced, time.time_ns()),)
     for record in group:
         yield record.pieces()
 
 
-def _sizes(group: Sequence[_Record]) -> int:
+def _sizes(group: Sequence[Outgoing]) -> int:
     return sum(record.size for record in group)
 
 
-def _fitting(group: list[_Record], available_bytes: int) -> list[_Record]:
+def _fitting(group: list[Outgoing], available_bytes: int) -> list[Outgoing]:
     """The longest beginning that takes no more than that; always shorter than ``group``."""
-    fitting: list[_Record] = []
+    fitting: list[Outgoing] = []
     for record in group[:-1]:
         available_bytes -= record.size
         if available_bytes < 0:

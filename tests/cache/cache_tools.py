@@ -6,7 +6,8 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from blake3 import blake3
@@ -75,15 +76,29 @@ class WatchedStore(BlockStore):
         self.bug: Exception | None = None
         """Raised by the next put, instead of anything a store would raise."""
 
-    def put(self, namespace: Namespace, objects: Sequence[StoreObject]) -> PutResult:
-        self.putting.set()
-        assert self.gate.wait(30)
-        if self.bug is not None:
-            bug, self.bug = self.bug, None
-            raise bug
-        result = super().put(namespace, objects)
-        self.puts.append(list(objects))
-        return result
+    def put_each(
+        self,
+        namespace: Namespace,
+        batches: Iterable[Sequence[StoreObject]],
+        done: Callable[[PutResult], None],
+    ) -> None:
+        taken: deque[list[StoreObject]] = deque()
+
+        def watched() -> Iterator[Sequence[StoreObject]]:
+            for objects in batches:
+                self.putting.set()
+                assert self.gate.wait(30)
+                if self.bug is not None:
+                    bug, self.bug = self.bug, None
+                    raise bug
+                taken.append(list(objects))
+                yield objects
+
+        def durable(result: PutResult) -> None:
+            self.puts.append(taken.popleft())
+            done(result)
+
+        super().put_each(namespace, watched(), durable)
 
     @property
     def written(self) -> list[tuple[BlockHash, Part]]:

@@ -2,6 +2,8 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from cache_tools import (
@@ -28,6 +30,7 @@ from spillcache.cache.breaker import FAILURES
 from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.chain import Chain
 from spillcache.metrics import Metrics
+from spillcache.namespace import Namespace
 from spillcache.state import Part
 
 K, W, B = Part.KV, Part.WINDOW, Part.BOUNDARY
@@ -595,13 +598,12 @@ def test_a_long_job_stops_at_the_deadline_too(
     monkeypatch.setattr(spill, "GROUP_BYTES", BLOCK_BYTES)
     cache = open_cache(store, shutdown_spill_s=0.2)
     offer(cache, chain(40))
-    slow = store.put
+    put_each = store.put_each
 
-    def put(*args: object) -> object:
-        time.sleep(0.05)
-        return slow(*args)  # type: ignore[arg-type]
+    def slow(namespace: Namespace, batches: Iterable[Any], done: Callable[..., None]) -> None:
+        put_each(namespace, (time.sleep(0.05) or batch for batch in batches), done)  # type: ignore[func-returns-value]
 
-    monkeypatch.setattr(store, "put", put)
+    monkeypatch.setattr(store, "put_each", slow)
     flush = threading.Thread(target=cache.flush)
     flush.start()
     assert store.putting.wait(10)

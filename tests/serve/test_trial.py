@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,21 +50,16 @@ def cold(gguf_model: ModelShelf) -> Answer:
 @pytest.fixture
 def poisoned(gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store whose block BAD is sound by every checksum and holds no numbers."""
-    put = Writer.put
+    put_each = Writer.put_each
 
-    def poison(self: Writer, namespace: Any, objects: list[StoreObject]) -> Any:
-        bad = [
-            o.__class__(
-                o.block, o.part, o.parent, o.block_index, o.token_count, nan_rows(o.payload), o.rank
-            )
-            if o.block_index == BAD
-            else o
-            for o in objects
-        ]
-        return put(self, namespace, bad)
+    def bad(o: StoreObject) -> StoreObject:
+        return replace(o, payload=nan_rows(o.payload)) if o.block_index == BAD else o
+
+    def poison(self: Writer, namespace: Any, batches: Any, done: Any) -> None:
+        put_each(self, namespace, [[bad(o) for o in batch] for batch in batches], done)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Writer, "put", poison)
+        patched.setattr(Writer, "put_each", poison)
         with Stack(gguf_model("llama"), tmp_path / "d") as stack:
             stack.answer(PROMPT, 1)
     return tmp_path / "d"

@@ -45,8 +45,8 @@ def dirty(store: BlockStore, seed: int, count: int) -> None:
         writer._encode(object_key(NAMESPACE.id, item.block, item.part), item).pieces()
         for item in wanted
     ]
-    writer._appender.write(records, count * SIZE)
-    writer._appender.sync()
+    staging, _ = writer._appender.write(records, count * SIZE)
+    staging.finish()
     store._opened.room.reserve(writer._appender.begin(), 1 << 20, 1, lambda _: False)
     say("appended")
     time.sleep(600)

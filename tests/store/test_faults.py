@@ -17,7 +17,7 @@ from test_store_processes import check_figures
 from spillcache.config import MIB
 from spillcache.errors import CorruptBlock, StoreError, StoreFullError, StoreIOError
 from spillcache.state import Part
-from spillcache.store import index_opening, probe
+from spillcache.store import index_opening, probe, writer
 from spillcache.store.block_store import BlockStore
 from spillcache.store.buffers import BufferPool
 from spillcache.store.files import Files
@@ -88,6 +88,11 @@ def put(store):
     store.put(NAMESPACE, DURING)
 
 
+def put_each(store):
+    """The second half is written while the first is committed."""
+    store.put_each(NAMESPACE, [DURING[:2], DURING[2:]], lambda _: None)
+
+
 def find_and_read(store):
     for wanted, namespace in ((BEFORE, NAMESPACE), (DURING, NAMESPACE)):
         right = {(o.block, o.part): o.payload for o in wanted}
@@ -139,7 +144,7 @@ def close(store):
     store.close()
 
 
-STEPS = (put, find_and_read, evict, grow_and_shrink, collect, verify, repair, close)
+STEPS = (put, put_each, find_and_read, evict, grow_and_shrink, collect, verify, repair, close)
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +154,7 @@ def quick(monkeypatch):
         index_opening, "health", lambda index, limit_s=9.0: probe.walk(index, limit_s)
     )
     monkeypatch.setattr(BufferPool, "warm", lambda *_: None)
+    monkeypatch.setattr(writer, "_SMALL_BYTES", 0)
 
 
 @pytest.fixture(scope="module")
