@@ -74,6 +74,7 @@ class SlotExport:
         writer = SlotFileWriter(files, path, self._chain, flags, folder.cipher)
         try:
             most = self._bytes_max()
+            disk.do(lambda: folder.check_target(path), "looking for the name")
             disk.do(lambda: folder.check_room(files, most), "looking for room")
             disk.do(writer.begin, _WRITING)
             self._write(writer, disk, most)

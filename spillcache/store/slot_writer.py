@@ -5,8 +5,6 @@ The steps are called one after another, each on any thread, but ``seal``, which 
 """
 
 import contextlib
-import os
-import secrets
 import time
 from pathlib import Path
 
@@ -28,7 +26,7 @@ from spillcache.store.format import (
     namespace_record,
 )
 from spillcache.store.slot_format import SlotHeader, part_header, record_bytes_max, tokens_header
-from spillcache.store.small_files import TEMPORARY
+from spillcache.store.slot_temporary import create_temporary
 
 CALL_BYTES = 16 * MIB
 """The most that one call writes."""
@@ -69,7 +67,9 @@ class Piece:
 
 
 class SlotFileWriter:
-    """See the module. Owns its temporary file until ``publish`` or ``abandon``."""
+    """See the module. Owns its temporary file until ``publish``, and needs ``abandon`` at the end
+    in any case: until then the file is locked.
+    """
 
     def __init__(
         self, files: Files, path: Path, chain: Chain, flags: int, cipher: Cipher | None = None
@@ -81,7 +81,7 @@ class SlotFileWriter:
         self._flags = flags
         self._cipher = cipher
         self._key_id = cipher.key_id if cipher is not None else NO_KEY
-        self._temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
+        self._temporary: Path | None = None
         self._fd: int | None = None
         self._at = PAGE_BYTES
         self._parts = 0
@@ -140,7 +140,7 @@ class SlotFileWriter:
 
     def begin(self) -> None:
         """Make the temporary file, which only its owner may read."""
-        self._fd = self._files.create(self._temporary)
+        self._temporary, self._fd = create_temporary(self._files, self.path.parent)
 
     def write(self, piece: Piece) -> None:
         """Append a sealed piece."""
@@ -173,11 +173,11 @@ class SlotFileWriter:
         page.array[:PAGE_BYTES] = np.frombuffer(header.encode(), np.uint8)
         self._write(page.view[:PAGE_BYTES], 0)
         self._files.sync(self._fd)
-        self._close()
         return self._at
 
     def publish(self) -> None:
         """Give the file its name; an older one of that name is gone."""
+        assert self._temporary is not None  # noqa: S101 - begin was called
         self._files.rename(self._temporary, self.path)
 
     def settle(self) -> None:
@@ -185,11 +185,14 @@ class SlotFileWriter:
         self._files.sync_directory(self.path.parent)
 
     def abandon(self) -> None:
-        """Remove the temporary file, if it is still there; never raises OSError."""
+        """Remove the temporary file, if it is still there, and let go of its lock; never raises
+        OSError.
+        """
+        if self._temporary is not None:
+            with contextlib.suppress(OSError):
+                self._files.unlink(self._temporary)
         with contextlib.suppress(OSError):
             self._close()
-        with contextlib.suppress(OSError):
-            self._files.unlink(self._temporary)
 
     def _close(self) -> None:
         fd, self._fd = self._fd, None

@@ -566,6 +566,21 @@ def test_a_step_that_hangs_is_reported_and_cleans_up_when_it_is_back(
     wait_for(lambda: names(folder) == ["b"])
 
 
+def test_a_directory_is_refused_before_anything_is_written(
+    stack: Stack, folder: SlotFolder
+) -> None:
+    stack.answer(prompt(100), 4)
+    (folder.path / "a").mkdir()
+    with pytest.raises(SlotFileInvalid, match="a directory; nothing was written") as caught:
+        save(stack, failing(folder, "create", OSError(errno.EIO, "it was begun")))
+    assert (caught.value.status, caught.value.kind, caught.value.param) == (
+        400,
+        "invalid",
+        "filename",
+    )
+    assert names(folder) == ["a"]
+
+
 @pytest.fixture
 def small(filesystem: Callable[[int], Path]) -> Path:
     return filesystem(1)

@@ -255,6 +255,20 @@ def test_a_link_in_the_way_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert read(tmp_path / "a").tokens == 16
 
 
+def test_what_is_no_file_is_not_saved_over(tmp_path: Path) -> None:
+    folder = open_slot_folder(tmp_path, 0)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    for name, problem in (("folder", "a directory"), ("pipe", "no regular file")):
+        with pytest.raises(SlotFileInvalid, match=f"{problem}; nothing was written") as caught:
+            folder.check_target(tmp_path / name)
+        assert (caught.value.status, caught.value.kind) == (400, "invalid")
+    for name in ("file", "link", "new"):
+        folder.check_target(tmp_path / name)
+
+
 # Encryption.
 
 
@@ -345,18 +359,6 @@ def test_the_folder_is_made_for_its_owner_and_is_absolute(
     assert folder.path_of("a") == folder.path / "a"
     with pytest.raises(SlotFileInvalid):
         folder.path_of("../a")
-
-
-def test_what_died_left_behind_goes_and_nothing_else(tmp_path: Path) -> None:
-    stale, fresh, mine = (tmp_path / n for n in (".spillcache-1-a", ".spillcache-2-b", "mine"))
-    for each in (stale, fresh, mine):
-        each.write_text("x")
-        os.utime(each, (0, 0))
-    os.utime(fresh)
-    (tmp_path / ".spillcache-3-folder").mkdir()
-    os.utime(tmp_path / ".spillcache-3-folder", (0, 0))
-    open_slot_folder(tmp_path, 0)
-    assert names(tmp_path) == [".spillcache-2-b", ".spillcache-3-folder", "mine"]
 
 
 def test_a_folder_that_is_none_is_said_at_once(tmp_path: Path) -> None:
