@@ -8,9 +8,11 @@ import numpy as np
 from spillcache.chain import Chain
 from spillcache.namespace import Namespace
 from spillcache.state import Part
+from spillcache.store.buffers import AlignedBuffer
 from spillcache.store.cipher import Cipher
 from spillcache.store.files import Files
-from spillcache.store.slot_reader import SlotFileReader, SlotState
+from spillcache.store.slot_reader import SlotFileReader
+from spillcache.store.slot_state import SlotState
 from spillcache.store.slot_writer import Piece, SlotFileWriter
 from spillcache.store.steps import Steps
 
@@ -67,11 +69,17 @@ def writer_of(
 
 def read(path: Path, cipher: Cipher | None = None, files: Files | None = None) -> SlotState:
     with SlotFileReader(files or Files(), path, Steps, cipher) as file:
-        return file.load(PART_BYTES)
+        return load(file)
+
+
+def load(file: SlotFileReader) -> SlotState:
+    """Into memory for all of it."""
+    return file.load(PART_BYTES, AlignedBuffer(file.header.file_bytes), fresh=True)
 
 
 def plain(state: SlotState) -> State:
-    return [{part: bytes(view) for part, view in parts.items()} for parts in state.parts]
+    blocks = [parts for _, run in state.runs() for parts in run]
+    return [{part: bytes(view) for part, view in parts.items()} for parts in blocks]
 
 
 class Fails(Files):

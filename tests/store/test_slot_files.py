@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from slot_tools import (
-    PART_BYTES,
     Fails,
     conversation,
+    load,
     names,
     plain,
     read,
@@ -31,7 +31,8 @@ from spillcache.errors import (
 )
 from spillcache.namespace import Namespace
 from spillcache.state import Part
-from spillcache.store import slot_reader, slot_writer
+from spillcache.store import slot_stretch, slot_writer
+from spillcache.store.buffers import AlignedBuffer
 from spillcache.store.cipher import Cipher
 from spillcache.store.files import Files
 from spillcache.store.slot_folder import open_slot_folder
@@ -82,7 +83,7 @@ def test_large_records_are_written_and_read_in_small_calls(
             return super().pread(fd, buffer, offset)
 
     monkeypatch.setattr(slot_writer, "CALL_BYTES", 8192)
-    monkeypatch.setattr(slot_reader, "READ_BYTES", 8192)
+    monkeypatch.setattr(slot_stretch, "READ_BYTES", 8192)
     chain = conversation(64)
     state = [{Part.KV: os.urandom(30_000)} for _ in range(4)]
     write(tmp_path / "a", chain, state, files=Watched())
@@ -90,7 +91,8 @@ def test_large_records_are_written_and_read_in_small_calls(
     sizes.clear()
     with SlotFileReader(Watched(), tmp_path / "a", Steps) as file:
         sizes.clear()
-        found = file.load({Part.KV: 30_000})
+        memory = AlignedBuffer(file.header.file_bytes)
+        found = file.load({Part.KV: 30_000}, memory)
     assert plain(found) == state
     assert max(sizes) == 8192
 
@@ -334,7 +336,7 @@ def test_a_read_that_hangs_is_not_waited_for(whole: Path) -> None:
             pytest.raises(SlotFileIOError, match=r"did not answer within 0.1 s"),
             SlotFileReader(Fails("pread", wait=go.wait), whole, lambda: Steps(0.1)) as file,
         ):
-            file.load(PART_BYTES)
+            load(file)
     finally:
         go.set()
 
@@ -343,7 +345,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(whole: Path) -> None:
     with SlotFileReader(Files(), whole, Steps) as file:
         os.truncate(whole, 8192)
         with pytest.raises(SlotFileIOError, match="ended early"):
-            file.load(PART_BYTES)
+            load(file)
 
 
 # The folder.
