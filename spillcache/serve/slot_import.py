@@ -10,7 +10,7 @@ from spillcache.cache.policy import needed
 from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.chain import Chain
 from spillcache.config import MIB
-from spillcache.engine.base import HEADROOM_BYTES, Engine
+from spillcache.engine.base import Engine
 from spillcache.errors import (
     EngineError,
     SlotFileError,
@@ -22,7 +22,7 @@ from spillcache.errors import (
 from spillcache.serve.context_room import to_clear
 from spillcache.serve.errands import Errands, GoOn
 from spillcache.serve.slots import Phase, Slot
-from spillcache.state import BlockState, Geometry, Part
+from spillcache.state import HEADROOM_BYTES, BlockState, Geometry, Part
 from spillcache.store.slot_state import Payloads, Run, SlotState
 
 RUN_BYTES = 8 * MIB

@@ -124,7 +124,7 @@ class SlotFileReader:
     def _read_front(self) -> None:
         """The header and the namespace."""
         size = min(self._size // PAGE_BYTES * PAGE_BYTES, padded(2 * NAMESPACE_BYTES_MAX))
-        front = AlignedBuffer(max(size, PAGE_BYTES))
+        front = AlignedBuffer(max(size, PAGE_BYTES), huge=False)
         self._steps[0].do(lambda: self._fill(front.view[:size], 0), _READING)
         try:
             self.header = SlotHeader.parse(front.view[:size])

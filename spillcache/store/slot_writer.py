@@ -6,6 +6,7 @@ The steps are called one after another, each on any thread, but ``seal``, which 
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from blake3 import blake3
 
 from spillcache.chain import Chain
 from spillcache.config import MIB
-from spillcache.state import Buffer, Part
+from spillcache.state import HEADROOM_BYTES, Buffer, Part
 from spillcache.store.buffers import AlignedBuffer, BufferPool
 from spillcache.store.cipher import NO_KEY, Cipher
 from spillcache.store.files import Files, write_fully
@@ -21,6 +22,7 @@ from spillcache.store.format import (
     PAGE_BYTES,
     RECORD_HEADER_BYTES,
     TOKEN_BYTES,
+    RecordClass,
     RecordHeader,
     bound_bytes,
     namespace_record,
@@ -83,6 +85,8 @@ class SlotFileWriter:
         self._key_id = cipher.key_id if cipher is not None else NO_KEY
         self._temporary: Path | None = None
         self._fd: int | None = None
+        self._old: int | None = None
+        """The file that had the name."""
         self._at = PAGE_BYTES
         self._parts = 0
         self._digest = blake3()
@@ -95,27 +99,47 @@ class SlotFileWriter:
 
     # What goes into a piece.
 
-    def first_piece(self) -> Piece:
-        """The records of the namespace and the tokens, sealed."""
+    @property
+    def front_bytes(self) -> int:
+        """What ``add_front`` may take in a piece."""
         chain = self._chain
-        namespace = namespace_record(chain.namespace, time.time_ns())
-        tokens = chain.tokens.astype("<u4").tobytes()
-        piece = Piece(len(namespace) + record_bytes_max(len(tokens), chain.block_tokens))
+        tokens = record_bytes_max(TOKEN_BYTES * len(chain), chain.block_tokens)
+        return record_bytes_max(self._encoding_bytes, chain.block_tokens) + tokens
+
+    def add_front(self, piece: Piece) -> None:
+        """Put the records of the namespace and the tokens into the first piece, which is empty."""
+        namespace = namespace_record(self._chain.namespace, time.time_ns())
         piece.buffer.view[: len(namespace)] = namespace
-        self._digest.update(namespace[:RECORD_HEADER_BYTES])
         piece.used = len(namespace)
-        piece.add(tokens_header(chain, self._key_id), tokens)
-        self.seal(piece)
-        self._parts = 0
-        return piece
+        self._digest.update(namespace[:RECORD_HEADER_BYTES])
+        tokens = self._chain.tokens.astype("<u4").tobytes()
+        piece.add(tokens_header(self._chain, self._key_id), tokens)
 
     def add(self, piece: Piece, block: int, part: Part, payload: Buffer) -> None:
         """Copy one part of a block, or of the chain's tail, into ``piece``; blocks ascend."""
-        header = part_header(self._chain, block, part, len(payload), self._key_id)
+        header = self._header(block, part, len(payload))
         tail = b""
         if header.tail_tokens:
             tail = self._chain.tail_tokens(block, header.tail_tokens).astype("<u4").tobytes()
         piece.add(header, tail, payload)
+
+    def add_in_place(
+        self, piece: Piece, block: int, part: Part, fill: Callable[[memoryview], int]
+    ) -> bool:
+        """As ``add``, of a whole block's part that ``fill`` writes itself: it is given the rest of
+        the piece, from ``HEADROOM_BYTES`` before the payload on, and returns the payload's bytes,
+        or 0 if it can't.
+        """
+        start = piece.used + RECORD_HEADER_BYTES - HEADROOM_BYTES
+        size = fill(piece.buffer.view[start:])
+        if size:
+            header = self._header(block, part, size)
+            piece.records.append((piece.used, header))
+            piece.used += header.record_bytes
+        return size > 0
+
+    def _header(self, block: int, part: Part, size: int) -> RecordHeader:
+        return part_header(self._chain, block, part, size, self._key_id)
 
     def seal(self, piece: Piece) -> None:
         """Encrypt and digest what was added, in the order in which pieces are written."""
@@ -134,7 +158,7 @@ class SlotFileWriter:
             view[at : at + RECORD_HEADER_BYTES] = head
             view[stop : at + header.record_bytes] = bytes(at + header.record_bytes - stop)
             self._digest.update(head)
-            self._parts += 1
+            self._parts += header.record_class != RecordClass.TOKENS
 
     # The disk.
 
@@ -169,15 +193,20 @@ class SlotFileWriter:
             records_digest=self._digest.digest(),
             key_id=self._key_id,
         )
-        page = AlignedBuffer(PAGE_BYTES)
+        page = AlignedBuffer(PAGE_BYTES, huge=False)
         page.array[:PAGE_BYTES] = np.frombuffer(header.encode(), np.uint8)
         self._write(page.view[:PAGE_BYTES], 0)
         self._files.sync(self._fd)
         return self._at
 
     def publish(self) -> None:
-        """Give the file its name; an older one of that name is gone."""
+        """Give the file its name; an older one of that name is gone, and its space is free when
+        ``abandon`` is done.
+        """
         assert self._temporary is not None  # noqa: S101 - begin was called
+        # A large file's space takes a while to be freed, which the new one need not wait for.
+        with contextlib.suppress(OSError):
+            self._old = self._files.open(self.path)
         self._files.rename(self._temporary, self.path)
 
     def settle(self) -> None:
@@ -185,16 +214,14 @@ class SlotFileWriter:
         self._files.sync_directory(self.path.parent)
 
     def abandon(self) -> None:
-        """Remove the temporary file, if it is still there, and let go of its lock; never raises
-        OSError.
+        """Remove the temporary file, if it is still there, and let go of its lock, and of the file
+        that had the name; never raises OSError.
         """
         if self._temporary is not None:
             with contextlib.suppress(OSError):
                 self._files.unlink(self._temporary)
-        with contextlib.suppress(OSError):
-            self._close()
-
-    def _close(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            self._files.close(fd)
+        fds, self._fd, self._old = (self._fd, self._old), None, None
+        for fd in fds:
+            if fd is not None:
+                with contextlib.suppress(OSError):
+                    self._files.close(fd)

@@ -41,7 +41,7 @@ def write(path: Path, chain: Chain, state: State, **options: object) -> int:
     writer = writer_of(path, chain, **options)  # type: ignore[arg-type]
     try:
         writer.begin()
-        writer.write(writer.first_piece())
+        writer.write(front_of(writer))
         piece = Piece(1)
         for block, parts in enumerate(state):
             for part, payload in sorted(parts.items()):
@@ -54,6 +54,14 @@ def write(path: Path, chain: Chain, state: State, **options: object) -> int:
     finally:
         writer.abandon()
     return size
+
+
+def front_of(writer: SlotFileWriter) -> Piece:
+    """The first piece, sealed."""
+    piece = Piece(writer.front_bytes)
+    writer.add_front(piece)
+    writer.seal(piece)
+    return piece
 
 
 def writer_of(

@@ -20,10 +20,10 @@ SAVE = """
 import sys, time
 from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
-from slot_tools import conversation, writer_of
+from slot_tools import conversation, front_of, writer_of
 writer = writer_of(Path(sys.argv[1]) / "a", conversation(64))
 writer.begin()
-writer.write(writer.first_piece())
+writer.write(front_of(writer))
 print("half", flush=True)
 time.sleep(60)
 """
