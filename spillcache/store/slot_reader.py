@@ -237,7 +237,8 @@ class SlotFileReader:
         for block in range(count):
             run.append({})
             while todo and todo[0].block == block:
-                run[-1][todo[0].part], end = self._same(stretch, todo.popleft())
+                record = todo.popleft()
+                run[-1][record.part], end = self._same(stretch, record)
             if end - start >= RUN_BYTES or block == count - 1:
                 yield first, run
                 ends.append(end)

@@ -19,6 +19,8 @@ from spillcache.store.steps import Steps
 NAMESPACE = Namespace.of({"library": "1", "type_k": "f16"})
 SIZE = 16
 PART_BYTES = {Part.KV: 5000, Part.BOUNDARY: 300}
+BLOCK_BYTES = 16384
+"""The most that one takes in a file."""
 State = list[dict[Part, bytes]]
 
 
@@ -44,6 +46,10 @@ def write(path: Path, chain: Chain, state: State, **options: object) -> int:
         writer.write(front_of(writer))
         piece = Piece(1)
         for block, parts in enumerate(state):
+            if not piece.fits(BLOCK_BYTES):
+                writer.seal(piece)
+                writer.write(piece)
+                piece.clear()
             for part, payload in sorted(parts.items()):
                 writer.add(piece, block, part, payload)
         writer.seal(piece)
@@ -86,8 +92,11 @@ def load(file: SlotFileReader) -> SlotState:
 
 
 def plain(state: SlotState) -> State:
-    blocks = [parts for _, run in state.runs() for parts in run]
-    return [{part: bytes(view) for part, view in parts.items()} for parts in blocks]
+    return [
+        {part: bytes(view) for part, view in parts.items()}
+        for _, run in state.runs()
+        for parts in run
+    ]
 
 
 class Fails(Files):
