@@ -65,6 +65,22 @@ def test_memory_is_used_once_before_it_is_kept(ram: RamTier, spare: Spare) -> No
     assert not buffer.array.any()
 
 
+def test_memory_that_is_not_wanted_any_more_is_not_made(
+    ram: RamTier, spare: Spare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(AlignedBuffer):
+        def __init__(self, size_bytes: int) -> None:
+            super().__init__(size_bytes)
+            assert ram.used_bytes == size_bytes
+            spare.make(size_bytes)  # another thread's, which leaves it to this one
+            assert spare.go()
+
+    monkeypatch.setattr("spillcache.cache.spare.AlignedBuffer", Slow)
+    spare.make(HUGE_PAGE_BYTES)
+    assert ram.used_bytes == 0
+    assert spare.take(1) is None
+
+
 def test_free_buffers_of_blocks_make_way_for_it(ram: RamTier, spare: Spare) -> None:
     ram._pool.give(memoryview(np.zeros(MOST, np.uint8)))  # type: ignore[arg-type]
     spare.keep(AlignedBuffer(1))
