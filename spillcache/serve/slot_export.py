@@ -133,6 +133,8 @@ class SlotExport:
                     break
         finally:
             filling.exception()  # the engine's thread is done with the piece, and with the slot
+            for each in self._made:
+                each.holds.close()
         while self._pieces:
             self._pieces.popleft()[1].wait()
         for each in self._made:  # where a write hangs, or failed, they are not given back
@@ -180,9 +182,10 @@ class SlotExport:
                 fill = partial(self._engine.export_in_place, self._index, block)
                 if writer.add_in_place(piece, block, Part.KV, fill):
                     return
-            with self._held(block) as held:
-                for part, payload in sorted(self._export(block, held).items()):
-                    writer.add(piece, block, part, payload)
+            held = piece.holds.enter_context(self._held(block))
+            for part, payload in sorted(self._export(block, held).items()):
+                # What RAM has is copied beside the engine's work, and not in it.
+                writer.add(piece, block, part, payload, later=payload is held.get(part))
         except StateRejected as error:
             raise SlotFileIOError(
                 f"the engine gave no state of the slot: {error}; no file was changed"

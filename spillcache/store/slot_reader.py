@@ -42,7 +42,7 @@ from spillcache.store.slot_state import Payloads, Run, SlotState
 from spillcache.store.slot_stretch import Stretch, stretch_bytes
 from spillcache.store.steps import Steps
 
-READS = 2
+READS = 4
 """Threads that read."""
 RUN_BYTES = 8 * MIB
 """Of blocks that are read again, so many bytes are handed out at a time."""

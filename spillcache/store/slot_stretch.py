@@ -14,9 +14,9 @@ from spillcache.store.buffers import AlignedBuffer
 from spillcache.store.format import PAGE_BYTES, padded
 from spillcache.store.steps import Step, Steps
 
-READ_BYTES = 8 * MIB
+READ_BYTES = 2 * MIB
 """The most that one call reads: a place."""
-IN_FLIGHT = 4
+IN_FLIGHT = 8
 """Reads that were begun, and whose bytes nobody has asked for yet."""
 
 Fill = Callable[[memoryview, int], None]

@@ -7,6 +7,7 @@ The steps are called one after another, each on any thread, but ``seal``, which 
 import contextlib
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -47,23 +48,43 @@ class Piece:
         self.buffer = pool.take(size) if pool is not None else AlignedBuffer(size)
         self.used = 0
         self.records: list[tuple[int, RecordHeader]] = []
+        self.holds = ExitStack()
+        """Closed when all has been copied in: whoever needs what is copied later is held by it."""
+        self._later: list[tuple[int, Buffer]] = []
 
     def fits(self, size_bytes: int) -> bool:
         """Whether records that take so much of the file still fit."""
         return self.used + size_bytes <= self.buffer.size
 
-    def add(self, header: RecordHeader, *contents: Buffer) -> None:
-        """Copy a record's tail tokens and payload in; the caller keeps its buffers."""
+    def add(self, header: RecordHeader, *contents: Buffer, later: bool = False) -> None:
+        """Copy a record's tail tokens and payload in; the caller keeps its buffers. ``later``: not
+        now, but when ``copy`` is called, until which they must stay as they are.
+        """
         at = self.used + RECORD_HEADER_BYTES
         for content in contents:
-            # By numpy, which lets other threads go on meanwhile: the disk must not wait.
-            self.buffer.array[at : at + len(content)] = np.frombuffer(content, np.uint8)
+            self._later.append((at, content))
             at += len(content)
         self.records.append((self.used, header))
         self.used += header.record_bytes
+        if not later:
+            self._copy(len(contents))
+
+    def copy(self) -> None:
+        """Copy in what was left for later, and let go of what is held for that."""
+        self._copy(len(self._later))
+        self.holds.close()
+
+    def _copy(self, count: int) -> None:
+        """The last ``count`` that wait for it."""
+        for at, content in self._later[len(self._later) - count :]:
+            # By numpy, which lets other threads go on meanwhile: the disk must not wait.
+            self.buffer.array[at : at + len(content)] = np.frombuffer(content, np.uint8)
+        del self._later[len(self._later) - count :]
 
     def clear(self) -> None:
         """Make it empty again."""
+        self._later.clear()
+        self.holds.close()
         self.used = 0
         self.records.clear()
 
@@ -115,13 +136,17 @@ class SlotFileWriter:
         tokens = self._chain.tokens.astype("<u4").tobytes()
         piece.add(tokens_header(self._chain, self._key_id), tokens)
 
-    def add(self, piece: Piece, block: int, part: Part, payload: Buffer) -> None:
-        """Copy one part of a block, or of the chain's tail, into ``piece``; blocks ascend."""
+    def add(
+        self, piece: Piece, block: int, part: Part, payload: Buffer, *, later: bool = False
+    ) -> None:
+        """Copy one part of a block, or of the chain's tail, into ``piece``; blocks ascend.
+        ``later``: ``seal`` does; then ``piece.holds`` must see to it that it stays.
+        """
         header = self._header(block, part, len(payload))
         tail = b""
         if header.tail_tokens:
             tail = self._chain.tail_tokens(block, header.tail_tokens).astype("<u4").tobytes()
-        piece.add(header, tail, payload)
+        piece.add(header, tail, payload, later=later)
 
     def add_in_place(
         self, piece: Piece, block: int, part: Part, fill: Callable[[memoryview], int]
@@ -142,7 +167,10 @@ class SlotFileWriter:
         return part_header(self._chain, block, part, size, self._key_id)
 
     def seal(self, piece: Piece) -> None:
-        """Encrypt and digest what was added, in the order in which pieces are written."""
+        """Copy what is not there yet; encrypt and digest what was added, in the order in which
+        pieces are written.
+        """
+        piece.copy()
         view = piece.buffer.view
         for at, header in piece.records:
             start = at + RECORD_HEADER_BYTES
