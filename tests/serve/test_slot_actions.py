@@ -346,11 +346,11 @@ def test_a_file_that_lacks_a_part_is_refused(
 ) -> None:
     with started(gguf_model("llama")) as stack:
         stack.answer(prompt(300), 4)
-        export = slot_export.SlotExport._export
+        export = slot_export.SlotExport._export_one
         monkeypatch.setattr(
             slot_export.SlotExport,
-            "_export",
-            lambda self, n, held: {} if n == 2 else export(self, n, held),
+            "_export_one",
+            lambda self, writer, piece, n: None if n == 2 else export(self, writer, piece, n),
         )
         save(stack, folder)
         with pytest.raises(SlotFileInvalid, match="lacks kv of block 2"):

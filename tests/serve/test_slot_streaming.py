@@ -15,7 +15,7 @@ from spillcache.store import slot_reader, slot_stretch
 from spillcache.store.slot_folder import SlotFolder, open_slot_folder
 from spillcache.store.slot_state import SlotState
 
-ASKED = 3500
+ASKED = 1600
 
 
 @pytest.fixture
@@ -152,8 +152,8 @@ def test_little_memory_is_asked_for(
 ) -> None:
     asked: list[Callable[[], int]] = []
     monkeypatch.setattr(
-        "spillcache.serve.slot_actions.available_bytes", lambda: asked.append(len) or 4 << 20
+        "spillcache.serve.slot_actions.available_bytes", lambda: asked.append(len) or 3 << 20
     )
     restore(saved, folder)
     assert len(asked) == 1
-    assert memories[0][1] > 4 << 20
+    assert memories[0][1] > 3 << 20
