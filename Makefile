@@ -26,8 +26,9 @@ demo: .venv/stamp-demo ## Install, fetch the small model, and show what a restar
 	@mkdir -p out
 	$(PY) -m spillcache bench restart -m "$(MODEL)" --prompt-tokens "$(TOKENS)" --plot out/restart.png
 
+# Two processes share the cores: llama.cpp's threads must not spin while they wait for each other.
 test: .venv/stamp-dev ## Run every test, with branch coverage
-	$(PY) -m pytest --cov --cov-report=term
+	OMP_WAIT_POLICY=passive $(PY) -m pytest -n 2 --dist loadfile --cov --cov-report=term
 
 lint: .venv/stamp-dev ## Check style and types
 	$(PY) -m ruff check .

@@ -1,6 +1,7 @@
 """The page at ``/`` in a real browser: what it shows, how it is used, and what it never does."""
 
 import contextlib
+import re
 import threading
 
 import pytest
@@ -236,5 +237,7 @@ def test_hits_change_while_requests_run_and_the_tree_outlives_a_restart(
         sees(chromium, "tree", "shared by 4")
         assert details.find_element(By.XPATH, "..").get_attribute("open") is None
         assert chromium.switch_to.active_element == details
-    violations = [e["message"] for e in chromium.get_log("browser") if "ERR_" not in e["message"]]
-    assert not violations
+    # While it stops and starts the server does not answer, or with 503; the page says so.
+    away = re.compile(r"ERR_|/cache - Failed to load resource: .* status of 503 ")
+    messages = [entry["message"] for entry in chromium.get_log("browser")]
+    assert not [message for message in messages if not away.search(message)]
