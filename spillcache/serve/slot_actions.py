@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from spillcache.cache.background import give_way
 from spillcache.cache.memory import SHARE, available_bytes
 from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.chain import Chain, chain_root
@@ -232,13 +231,15 @@ class SlotActions:
         """Keep it, and only then let the slot go: what is computed next must find it kept."""
 
         def run() -> None:
-            give_way()
+            kept = False
             with held, contextlib.suppress(NotReady):
                 try:
                     keeper.keep()
+                    kept = True
                 except SpillcacheError as error:
                     log.warning("a restored slot was not kept in RAM: %s", error)
-            keeper.release()
+            if kept:
+                keeper.release()
 
         threading.Thread(target=run, name="spillcache-slot-keep", daemon=True).start()
 
