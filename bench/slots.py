@@ -6,8 +6,9 @@ direct writes and reads of as many bytes: one buffer of 16 MiB, one or four call
 better of both, ``fdatasync`` after the writes. Memory is used once before, for that of a virtual
 machine is slow the first time, which is no matter of ours. Then another slot answers, quiet and
 beside saves and restores in turn: the longest pause in a hundred (p99) between two of its tokens.
-Times are those of the action, without HTTP; the page cache is bypassed; medians. The last line is
-JSON.
+Times are those of the action, without HTTP; the page cache is bypassed; medians. What the very
+first restore took, before the server had used any memory for one, is told as well, and has no bar.
+The last line is JSON.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +42,8 @@ from spillcache.store.slot_folder import SlotFolder, open_slot_folder
 
 BARS = {"save_ratio": 0.6, "restore_ratio": 0.6, "p99_ratio": 1.5}
 IN_FLIGHT = (1, 4)
+KEEPER = "spillcache-slot-keep"
+"""The thread that has RAM keep what was restored."""
 NAME = "bench.slot"
 PIECE_BYTES = 16 * MIB
 SLOT = 0
@@ -104,10 +108,11 @@ class Raw:
 def measure(rig: Rig, folder: SlotFolder, args: argparse.Namespace) -> dict[str, float]:
     """One row."""
     first = save(rig, folder)
-    for _ in range(args.warm_ups):
-        restore(rig, folder)
     raw = Raw(folder.path / "raw", first.size_bytes)
     times = Times()
+    times.add("1st restore", restore(rig, folder).seconds)
+    for _ in range(args.warm_ups):
+        restore(rig, folder)
     for _ in range(args.runs):
         for n in IN_FLIGHT:
             times.add(f"write {n}", raw.write(n))
@@ -118,7 +123,7 @@ def measure(rig: Rig, folder: SlotFolder, args: argparse.Namespace) -> dict[str,
         times.add("restore", restore(rig, folder).seconds)
     for name, runs in times.by_name.items():
         speed = first.size_bytes / statistics.median(runs) / 1e9
-        print(f"{name:>10} {speed:6.2f} GB/s", flush=True)
+        print(f"{name:>11} {speed:6.2f} GB/s", flush=True)
     runs = beside(rig, folder, args)
     print("ms between two tokens: quiet p50, p99; busy p50, p99; p99's ratio; the other's work")
     print(runs.row("save+load"), flush=True)
@@ -126,6 +131,7 @@ def measure(rig: Rig, folder: SlotFolder, args: argparse.Namespace) -> dict[str,
         "bytes": first.size_bytes,
         "save_ratio": round(times.ratio("write", "save"), 3),
         "restore_ratio": round(times.ratio("read", "restore"), 3),
+        "first_restore_ratio": round(times.ratio("read", "1st restore"), 3),
         "p99_ratio": round(p99_ratio(runs.quiet, runs.busy), 3),
     }
 
@@ -135,9 +141,9 @@ def save(rig: Rig, folder: SlotFolder) -> SlotDone:
 
 
 def restore(rig: Rig, folder: SlotFolder) -> SlotDone:
-    """And wait until what was restored is in RAM, too."""
+    """And wait until what was restored is in RAM, too, and memory for the next one is there."""
     done = in_background(lambda: rig.scheduler.actions.restore(SLOT, folder, NAME))
-    while rig.scheduler.actions.running():
+    while any(thread.name == KEEPER for thread in threading.enumerate()):
         time.sleep(0.005)
     return done
 

@@ -19,6 +19,9 @@ class Part(IntEnum):
     """Recurrent state right after the block: needed at the end of the prefix, exactly."""
 
 
+HEADROOM_BYTES = 8
+"""What an engine wants before a payload that it reads or writes where it lies."""
+
 BlockState = Mapping[Part, Buffer]
 """One block's state: its parts' payloads. Who hands it over says who owns the buffers."""
 

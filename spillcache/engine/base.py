@@ -16,9 +16,6 @@ from numpy.typing import NDArray
 from spillcache.namespace import FieldValue
 from spillcache.state import BlockState, Geometry, Part
 
-HEADROOM_BYTES = 8
-"""What ``Engine.import_in_place`` wants before a payload."""
-
 Tokens = NDArray[np.uint32]
 Logits = NDArray[np.float32]
 Objects = Sequence[Mapping[str, Any]]
@@ -328,6 +325,14 @@ class Engine(ABC):
         engine no longer has, or never had (placeholders), is left out. The views are the engine's
         and stay valid until its next call: copy what you keep. Raises StateRejected.
         """
+
+    def export_in_place(self, sequence: int, block: int, memory: memoryview) -> int:  # noqa: ARG002
+        """As ``export``, without a copy, of a whole block that is nothing but its ``kv``: the
+        payload's bytes; 0, with nothing done, where the engine can't.
+
+        ``memory``: HEADROOM_BYTES that are the engine's to overwrite, and room for the payload.
+        """
+        return 0
 
     @abstractmethod
     def import_(

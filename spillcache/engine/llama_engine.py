@@ -13,7 +13,6 @@ import numpy as np
 
 from spillcache.config import EngineConfig
 from spillcache.engine.base import (
-    HEADROOM_BYTES,
     AdapterScales,
     Chunk,
     Engine,
@@ -45,7 +44,7 @@ from spillcache.engine.llama_state import LlamaState
 from spillcache.engine.llama_text import LlamaText
 from spillcache.engine.self_test import run_self_test
 from spillcache.errors import ConfigError, ContextFullError, DecodeError, StateRejected
-from spillcache.state import BlockState, Buffer, Part
+from spillcache.state import HEADROOM_BYTES, BlockState, Buffer, Part
 
 log = logging.getLogger("spillcache.engine")
 
@@ -266,6 +265,25 @@ class LlamaEngine(Engine):
                 parts[Part.KV] = view[HEADER_BYTES:first_end]
         return parts
 
+    def export_in_place(self, sequence: int, block: int, memory: memoryview) -> int:
+        """See Engine."""
+        size = self.geometry.block_tokens
+        stop = (block + 1) * size
+        if not self._only_kv or stop > self._sequences[sequence].length:
+            return 0
+        self._memory.copy(sequence, self._spare, stop - size, stop)
+        try:
+            full, _ = self._memory.sizes(self._spare)
+            self._memory.read_into(self._spare, memory[:full])
+        finally:
+            self._memory.drop(self._spare)
+        return full - HEADER_BYTES
+
+    @property
+    def _only_kv(self) -> bool:
+        state = self._state
+        return state.kv is not None and state.window is None and state.recurrent is None
+
     def _has_window(self, section: memoryview, sequence: int, start: int, stop: int) -> bool:
         window = self._state.window
         if window is None or start < self._sequences[sequence].windows_from:
@@ -312,11 +330,10 @@ class LlamaEngine(Engine):
 
     def import_in_place(self, sequence: int, block: int, memory: memoryview) -> bool:
         """See Engine."""
-        state, payload = self._state, memory[HEADROOM_BYTES:]
-        if state.kv is None or state.window is not None or state.recurrent is not None:
+        if not self._only_kv:
             return False
         stop = (block + 1) * self.geometry.block_tokens
-        self._import(sequence, block, [{Part.KV: payload}], stop, memory)
+        self._import(sequence, block, [{Part.KV: memory[HEADROOM_BYTES:]}], stop, memory)
         return True
 
     def _import(

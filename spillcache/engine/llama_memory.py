@@ -70,11 +70,19 @@ class LlamaMemory:
         Raises StateRejected.
         """
         self._grow(offset + size)
-        target = (ctypes.c_uint8 * size).from_buffer(self._buffer, offset)
+        view = memoryview(self._buffer)[offset : offset + size]
+        self.read_into(sequence, view, flags)
+        return view
+
+    def read_into(self, sequence: int, view: memoryview, flags: int = 0) -> None:
+        """State of ``sequence``, of just ``view``'s length, in the caller's memory; raises
+        StateRejected.
+        """
+        size = len(view)
+        target = (ctypes.c_uint8 * size).from_buffer(view)
         count = self._api.llama_state_seq_get_data_ext(self._context, target, size, sequence, flags)
         if count != size:
             raise StateRejected(f"llama.cpp exported {count} of {size} bytes")
-        return memoryview(self._buffer)[offset : offset + size]
 
     def view(self, size: int) -> memoryview:
         """The first ``size`` bytes of our buffer, which ``read`` may have replaced by a larger

@@ -31,10 +31,11 @@ from spillcache.serve.errands import Errands
 from spillcache.serve.slot_export import SlotExport
 from spillcache.serve.slot_import import SlotImport, SlotKeeper, check_parts
 from spillcache.serve.slots import Phase, Slot
-from spillcache.store.buffers import BufferPool
+from spillcache.store.buffers import AlignedBuffer, BufferPool
 from spillcache.store.slot_folder import SlotFolder
 from spillcache.store.slot_format import PRIVATE, SALTED, SlotHeader, file_bytes_max
-from spillcache.store.slot_reader import SlotFileReader, SlotState
+from spillcache.store.slot_reader import SlotFileReader
+from spillcache.store.slot_state import SlotState
 
 log = logging.getLogger("spillcache.serve")
 
@@ -117,24 +118,34 @@ class SlotActions:
         with ExitStack() as held:
             slot = held.enter_context(self._taken(index, "restore"))
             with self._bytes:
-                with SlotFileReader(folder.files(), path, folder.steps, folder.cipher) as file:
-                    self._check(file.header)
-                    namespace = self._errands.do(lambda: _ours(file.namespace, namespaces))
-                    tokens, size = file.header.tokens, format_size(file.header.file_bytes)
-                    log.info("slot %d: restoring %d tokens, %s", index, tokens, size)
-                    state = file.load(dict(self._engine.part_bytes))
-                self._check_state(state)
-                state.chain.namespace = namespace
+                file = held.enter_context(
+                    SlotFileReader(folder.files(), path, folder.steps, folder.cipher)
+                )
+                state = self._load(file, index, namespaces)
                 keeper = self._keeper(state)
                 SlotImport(self._engine, slot, self._slots, self._errands, self._forget).restore(
                     state
                 )
+            done = SlotDone(state.tokens, state.file_bytes, time.monotonic() - began)
             if keeper is not None:
                 self._keep(keeper, held.pop_all())
-        done = SlotDone(state.tokens, state.file_bytes, time.monotonic() - began)
+            elif self._cache is not None:
+                self._cache.spare.keep(state.memory)
         return self._done("restored", index, done)
 
     # Before the engine is touched.
+
+    def _load(self, file: SlotFileReader, index: int, namespaces: Namespaces) -> SlotState:
+        """What the file holds, all of it verified."""
+        self._check(file.header)
+        namespace = self._errands.do(lambda: _ours(file.namespace, namespaces))
+        tokens, size = file.header.tokens, format_size(file.header.file_bytes)
+        log.info("slot %d: restoring %d tokens, %s", index, tokens, size)
+        memory, fresh = self._memory(file)
+        state = file.load(self._engine.part_bytes, memory, fresh=fresh)
+        self._check_state(state)
+        state.chain.namespace = namespace
+        return state
 
     def _known(self) -> Namespaces:
         if self._namespaces is None:
@@ -144,9 +155,7 @@ class SlotActions:
         return self._namespaces
 
     def _check(self, header: SlotHeader) -> None:
-        """Raise SlotFileInvalid for what no slot could hold, SlotFileNoMemory for what memory can't
-        now.
-        """
+        """Raise SlotFileInvalid for what no slot could hold."""
         engine = self._engine
         if header.block_tokens != engine.geometry.block_tokens:
             raise _invalid("it has blocks of another size")
@@ -160,12 +169,23 @@ class SlotActions:
         most = file_bytes_max(header.tokens, engine.geometry, engine.part_bytes, parts)
         if header.file_bytes > most:
             raise _invalid(f"it is larger than a slot of {header.tokens} tokens can be")
+
+    def _memory(self, file: SlotFileReader) -> tuple[AlignedBuffer, bool]:
+        """Where a file is read to, and whether nobody used that before: what an earlier restore
+        left, or as little as will do. Raises SlotFileNoMemory.
+        """
+        least = file.memory_bytes(self._engine.part_bytes)
+        if self._cache is not None:
+            for size in (file.header.file_bytes, least):
+                if (used := self._cache.spare.take(size)) is not None:
+                    return used, False
         available = available_bytes()
-        if available is not None and header.file_bytes > available * SHARE:
+        if available is not None and least > available * SHARE:
             raise SlotFileNoMemory(
-                f"restoring takes {format_size(header.file_bytes)} of memory for a moment, and "
+                f"restoring takes {format_size(least)} of memory for a moment, and "
                 f"{format_size(available)} are available; the slot is as it was"
             )
+        return AlignedBuffer(least), True
 
     def _check_state(self, state: SlotState) -> None:
         tokens = state.chain.tokens
@@ -211,11 +231,15 @@ class SlotActions:
         """Keep it, and only then let the slot go: what is computed next must find it kept."""
 
         def run() -> None:
+            kept = False
             with held, contextlib.suppress(NotReady):
                 try:
                     keeper.keep()
+                    kept = True
                 except SpillcacheError as error:
                     log.warning("a restored slot was not kept in RAM: %s", error)
+            if kept:
+                keeper.release()
 
         threading.Thread(target=run, name="spillcache-slot-keep", daemon=True).start()
 

@@ -62,6 +62,7 @@ class SlotExport:
         sizes = engine.part_bytes.values()
         self._record_max = sum(record_bytes_max(size, chain.block_tokens) for size in sizes)
         """The most that one block takes in the file."""
+        self._piece_bytes = self._record_max
         self._boundaries: dict[int, BlockState] = {}
         self._pieces: deque[tuple[Piece, Step[None]]] = deque()
         """Those that are being written."""
@@ -72,17 +73,20 @@ class SlotExport:
         """Write the file and give it its name: its bytes. Raises a SlotFileError."""
         files, disk = folder.files(), folder.steps()
         writer = SlotFileWriter(files, path, self._chain, flags, folder.cipher)
+        done = False
         try:
             most = self._bytes_max()
+            disk.do(lambda: folder.check_target(path), "looking for the name")
             disk.do(lambda: folder.check_room(files, most), "looking for room")
             disk.do(writer.begin, _WRITING)
             self._write(writer, disk, most)
             size = disk.do(writer.flush, _FLUSHING)
             disk.do(writer.publish, _RENAMING)
             self._settle(writer, disk)
+            done = True
         finally:
             # Where a call hangs, the temporary file goes when that is back.
-            disk.close(writer.abandon)
+            disk.close(writer.abandon, wait=not done)
         return size
 
     def _bytes_max(self) -> int:
@@ -107,25 +111,30 @@ class SlotExport:
         third written.
         """
         self._find_boundaries()
-        first = writer.first_piece()
-        disk.do(lambda: writer.write(first), _WRITING)
+        self._piece_bytes = max(self._record_max, writer.front_bytes)
         block, piece = 0, self._free_piece()
+        writer.add_front(piece)
         filling = self._fill(writer, piece, block)
         try:
-            while block < self._count:
+            while True:
                 block = filling.result()
+                last = block == self._count
+                if not last and piece.fits(self._record_max):
+                    filling = self._fill(writer, piece, block)
+                    continue
                 full = piece
-                if block < self._count:
-                    if piece.fits(self._record_max):
-                        filling = self._fill(writer, piece, block)
-                        continue
+                if not last:
                     piece = self._free_piece()
                     filling = self._fill(writer, piece, block)
                 writer.seal(full)
                 self._pieces.append(self._begin(writer, disk, full))
                 self._say(writer.size, most)
+                if last:
+                    break
         finally:
             filling.exception()  # the engine's thread is done with the piece, and with the slot
+            for each in self._made:
+                each.holds.close()
         while self._pieces:
             self._pieces.popleft()[1].wait()
         for each in self._made:  # where a write hangs, or failed, they are not given back
@@ -137,7 +146,7 @@ class SlotExport:
     def _free_piece(self) -> Piece:
         """A new one, or the oldest, once it is written."""
         if len(self._made) < PIECES:
-            self._made.append(Piece(self._record_max, self._pool))
+            self._made.append(Piece(self._piece_bytes, self._pool))
             return self._made[-1]
         piece, step = self._pieces.popleft()
         step.wait()
@@ -160,25 +169,34 @@ class SlotExport:
 
     def _export_some(self, writer: SlotFileWriter, piece: Piece, block: int, go_on: GoOn) -> int:
         while block < self._count and piece.fits(self._record_max):
-            with self._held(block) as held:
-                for part, payload in sorted(self._export(block, held).items()):
-                    writer.add(piece, block, part, payload)
+            self._export_one(writer, piece, block)
             block += 1
             if not go_on():
                 break
         return block
+
+    def _export_one(self, writer: SlotFileWriter, piece: Piece, block: int) -> None:
+        """Put what goes into the file of a block into ``piece``; raises SlotFileIOError."""
+        try:
+            if block < self._chain.blocks:
+                fill = partial(self._engine.export_in_place, self._index, block)
+                if writer.add_in_place(piece, block, Part.KV, fill):
+                    return
+            held = piece.holds.enter_context(self._held(block))
+            for part, payload in sorted(self._export(block, held).items()):
+                # What RAM has is copied beside the engine's work, and not in it.
+                writer.add(piece, block, part, payload, later=payload is held.get(part))
+        except StateRejected as error:
+            raise SlotFileIOError(
+                f"the engine gave no state of the slot: {error}; no file was changed"
+            ) from error
 
     def _export(self, block: int, held: BlockState) -> BlockState:
         """What goes into the file of a block; ``held``: what RAM has of it."""
         last, geometry = block == self._count - 1, self._engine.geometry
         if not last and not geometry.has_kv:
             return self._boundaries.get(block, {})
-        try:
-            state = dict(self._engine.export(self._index, block, boundary=last))
-        except StateRejected as error:
-            raise SlotFileIOError(
-                f"the engine gave no state of the slot: {error}; no file was changed"
-            ) from error
+        state = dict(self._engine.export(self._index, block, boundary=last))
         state.update(self._boundaries.get(block, {}))
         if block < self._count - self._recent:
             state.pop(Part.WINDOW, None)

@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 from spillcache.cache.policy import needed
 from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.chain import Chain
 from spillcache.config import MIB
-from spillcache.engine.base import HEADROOM_BYTES, Engine
+from spillcache.engine.base import Engine
 from spillcache.errors import (
     EngineError,
+    SlotFileError,
     SlotFileInvalid,
     SlotFileIOError,
     SlotFileNoMemory,
@@ -19,8 +22,8 @@ from spillcache.errors import (
 from spillcache.serve.context_room import to_clear
 from spillcache.serve.errands import Errands, GoOn
 from spillcache.serve.slots import Phase, Slot
-from spillcache.state import BlockState, Geometry, Part
-from spillcache.store.slot_reader import SlotState
+from spillcache.state import HEADROOM_BYTES, BlockState, Geometry, Part
+from spillcache.store.slot_state import Payloads, Run, SlotState
 
 RUN_BYTES = 8 * MIB
 IN_PLACE_BYTES = 1 * MIB
@@ -62,9 +65,7 @@ class SlotImport:
         """
         self.errands.do(lambda: self._make_room(len(state.chain)))
         try:
-            block = 0
-            while block < len(state.parts):
-                block = self.errands.move(self._some(state, block)).result()
+            self._import_all(state)
             self.errands.do(lambda: self._finish(state))
         except BaseException as error:
             self.errands.do(lambda: self.forget(self.slot))
@@ -72,7 +73,28 @@ class SlotImport:
                 raise SlotFileIOError(
                     f"the engine did not take the file's state: {error}; the slot is empty now"
                 ) from error
+            if isinstance(error, SlotFileError):
+                raise SlotFileIOError(f"{error}; the slot is empty now") from error
             raise
+
+    def _import_all(self, state: SlotState) -> None:
+        """A run is read, and verified, while the engine has the one before."""
+        moving: Future[int] | None = None
+        last: Run = (0, ())
+        try:
+            for run in state.runs():
+                self._wait(state, last, moving)
+                last, moving = run, self.errands.move(partial(self._some, state, run, 0))
+            self._wait(state, last, moving)
+        finally:
+            if moving is not None:
+                moving.exception()  # the engine's thread is done with the run, and with the slot
+
+    def _wait(self, state: SlotState, run: Run, moving: "Future[int] | None") -> None:
+        """Until all of ``run`` is imported."""
+        done = 0 if moving is None else moving.result()
+        while done < len(run[1]):
+            done = self.errands.move(partial(self._some, state, run, done)).result()
 
     def _make_room(self, tokens: int) -> None:
         """Empty the slot, and idle ones where the context needs it; nothing if that won't do."""
@@ -91,39 +113,39 @@ class SlotImport:
         for idle in to_clear(self.slot, tokens, self.slots, self.engine):
             self.forget(idle)
 
-    def _some(self, state: SlotState, first: int) -> Callable[[GoOn], int]:
-        """Imports blocks from ``first`` on; returns the next."""
+    def _some(self, state: SlotState, run: Run, done: int, go_on: GoOn) -> int:
+        """Import blocks of ``run``, of which ``done`` are imported; how many are then."""
+        first, blocks = run
+        while done < len(blocks):
+            done += self._import_run(state, first + done, blocks[done:])
+            if not go_on():
+                break
+        return done
 
-        def move(go_on: GoOn) -> int:
-            block = first
-            while block < len(state.parts):
-                block += self._import_run(state, block)
-                if not go_on():
-                    break
-            return block
-
-        return move
-
-    def _import_run(self, state: SlotState, block: int) -> int:
-        """Import one block, or a few that are small; how many."""
+    def _import_run(self, state: SlotState, block: int, blocks: Sequence[Payloads]) -> int:
+        """Import the first of ``blocks``, which begin with ``block``, or a few that are small; how
+        many.
+        """
         index, tail = self.slot.index, state.tail_tokens
         if block == state.chain.blocks:
-            self.engine.import_(index, block, self._needed(state, block), tail)
+            self.engine.import_(index, block, self._needed(state, block, blocks[0]), tail)
             return 1
-        if self._in_place(state, block):
+        if self._in_place(state, block, blocks[0]):
             return 1
         run: list[BlockState] = []
         size = 0
-        for each in range(block, min(block + RUN_BLOCKS, state.chain.blocks)):
-            run.append(self._needed(state, each))
+        for each, parts in enumerate(blocks[:RUN_BLOCKS], block):
+            if each == state.chain.blocks:
+                break
+            run.append(self._needed(state, each, parts))
             size += sum(len(payload) for payload in run[-1].values())
             if size >= RUN_BYTES or self._others_wait():
                 break
         return self.engine.import_run(index, block, run)
 
-    def _in_place(self, state: SlotState, block: int) -> bool:
+    def _in_place(self, state: SlotState, block: int, parts: Payloads) -> bool:
         """Import a block without a copy, if it is large and the engine can."""
-        kv = state.parts[block].get(Part.KV)
+        kv = parts.get(Part.KV)
         if kv is None or len(kv) < IN_PLACE_BYTES:
             return False
         memory = state.with_headroom(kv, HEADROOM_BYTES)
@@ -132,9 +154,9 @@ class SlotImport:
     def _others_wait(self) -> bool:
         return any(slot.job is not None for slot in self.slots)
 
-    def _needed(self, state: SlotState, block: int) -> BlockState:
+    def _needed(self, state: SlotState, block: int, parts: Payloads) -> BlockState:
         """What a restore of the cache's would import: the same calls, the same bits."""
-        parts, blocks, geometry = state.parts[block], state.chain.blocks, self.engine.geometry
+        blocks, geometry = state.chain.blocks, self.engine.geometry
         if block == blocks:
             return dict(parts)
         wanted = needed(geometry, block, blocks, ends=not state.tail_tokens)
@@ -170,21 +192,26 @@ class SlotKeeper:
         """Whether RAM has room for it without letting go of anything."""
         return self._state.file_bytes <= self._cache.room_bytes
 
+    def release(self) -> None:
+        """Leave the state's memory to the next restore, or as much as the file takes, where RAM has
+        room for it: then that need not read the file twice.
+        """
+        self._cache.spare.keep(self._state.memory)
+        self._cache.spare.make(self._state.file_bytes)
+
     def keep(self) -> None:
         """Offer all of it, a few blocks at a time, at the pace of restores."""
-        block = 0
-        while block < len(self._state.parts):
-            block = self._errands.move(self._some(block)).result()
+        for run in self._state.runs():
+            done = 0
+            while done < len(run[1]):
+                done = self._errands.move(partial(self._some, run, done)).result()
         self._cache.used(self._chain)
 
-    def _some(self, first: int) -> Callable[[GoOn], int]:
-        def move(go_on: GoOn) -> int:
-            block = first
-            while block < len(self._state.parts):
-                self._cache.offer(self._chain, block, self._state.parts[block])
-                block += 1
-                if not go_on():
-                    break
-            return block
-
-        return move
+    def _some(self, run: Run, done: int, go_on: GoOn) -> int:
+        first, blocks = run
+        while done < len(blocks):
+            self._cache.offer(self._chain, first + done, blocks[done])
+            done += 1
+            if not go_on():
+                break
+        return done

@@ -16,31 +16,31 @@ Bytes = NDArray[np.uint8]
 
 class AlignedBuffer:
     """Anonymous memory in whole huge pages; ``array`` and ``view`` cover all of it. Owned by who
-    took it.
+    took it. Little, needed once, is had sooner in pages of the usual size: without ``huge``.
     """
 
     __slots__ = ("array", "size", "view")
 
-    def __init__(self, size_bytes: int) -> None:
-        self.size = rounded(size_bytes)
-        # One huge page more than asked for, so that an aligned stretch of the whole size lies
-        # within.
+    def __init__(self, size_bytes: int, *, huge: bool = True) -> None:
+        page = HUGE_PAGE_BYTES if huge else _PAGE_BYTES
+        self.size = rounded(size_bytes, page)
+        # One page more than asked for, so that an aligned stretch of the whole size lies within.
         # Private: shared memory, which is mmap's default, gets no huge pages.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        memory = mmap.mmap(-1, self.size + HUGE_PAGE_BYTES, flags=flags)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory = mmap.mmap(-1, self.size + page, flags=flags)
+        if huge and hasattr(mmap, "MADV_HUGEPAGE"):
             # A kernel without huge pages says no: slower, no less right.
             with contextlib.suppress(OSError):
                 memory.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(memory, dtype=np.uint8)
-        skip = -whole.ctypes.data % HUGE_PAGE_BYTES
+        skip = -whole.ctypes.data % page
         self.array: Bytes = whole[skip : skip + self.size]
         self.view = memoryview(self.array)  # type: ignore[arg-type]  # numpy 2 for Python < 3.12 has no __buffer__
 
 
-def rounded(size_bytes: int) -> int:
+def rounded(size_bytes: int, page_bytes: int = HUGE_PAGE_BYTES) -> int:
     """What a buffer of ``size_bytes`` really takes."""
-    return max(1, -(-size_bytes // HUGE_PAGE_BYTES)) * HUGE_PAGE_BYTES
+    return max(1, -(-size_bytes // page_bytes)) * page_bytes
 
 
 class BufferPool:

@@ -2,16 +2,17 @@
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from spillcache.config import expanded, format_size
-from spillcache.errors import ConfigError, SlotFileNoRoom
+from spillcache.errors import ConfigError, SlotFileInvalid, SlotFileNoRoom
 from spillcache.store.cipher import Cipher
 from spillcache.store.files import DIRECTORY_MODE, Files
 from spillcache.store.slot_names import check_name
-from spillcache.store.small_files import is_stale_temporary
+from spillcache.store.slot_temporary import remove_left_behind
 from spillcache.store.steps import Steps
 
 
@@ -32,6 +33,21 @@ class SlotFolder:
         """Where the slot file ``name`` lies; raises SlotFileInvalid for what is no name."""
         return self.path / check_name(name)
 
+    def check_target(self, path: Path) -> None:
+        """Raise SlotFileInvalid where something other than a file has the name; OSError.
+
+        A link is replaced, and not followed.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.lstat(path).st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+                what = "a directory" if stat.S_ISDIR(mode) else "no regular file"
+                raise SlotFileInvalid(
+                    f"filename: what has that name is {what}; nothing was written. Give another "
+                    "name",
+                    param="filename",
+                )
+
     def check_room(self, files: Files, size_bytes: int) -> None:
         """Raise SlotFileNoRoom unless a file of that size fits, and the rest stays free; OSError.
 
@@ -48,7 +64,7 @@ class SlotFolder:
 
 
 def open_slot_folder(path: Path, min_free_bytes: int, cipher: Cipher | None = None) -> SlotFolder:
-    """The folder, made if there is none, without what killed processes left behind an hour ago.
+    """The folder, made if there is none, without what killed processes left behind.
 
     Raises ConfigError.
     """
@@ -68,6 +84,4 @@ def _clean(path: Path) -> None:
     """Remove temporary files of processes that died; never raises."""
     with contextlib.suppress(OSError):
         for each in path.iterdir():
-            if is_stale_temporary(each):
-                with contextlib.suppress(OSError):
-                    each.unlink()
+            remove_left_behind(each)

@@ -1,20 +1,20 @@
-"""Reads a slot file whole, and believes nothing of it: every length is compared with the bytes that
-are left before memory is taken, and every byte is covered by a digest or must be zero.
+"""Reads a slot file and believes nothing of it: every length is compared with the bytes that are
+left before memory is taken, and every byte is covered by a digest or must be zero.
 """
 
 import errno
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from blake3 import blake3
 
 from spillcache.chain import BlockHash, Chain, chain_root
 from spillcache.config import MIB
-from spillcache.errors import SlotFileInvalid, SlotFileMissing
+from spillcache.errors import SlotFileInvalid, SlotFileIOError, SlotFileMissing
 from spillcache.namespace import Namespace
 from spillcache.state import Part
 from spillcache.store.buffers import AlignedBuffer
@@ -36,40 +36,28 @@ from spillcache.store.slot_format import (
     SALTED,
     SlotHeader,
     part_header,
+    record_bytes_max,
 )
-from spillcache.store.steps import Step, Steps
+from spillcache.store.slot_state import Payloads, Run, SlotState
+from spillcache.store.slot_stretch import Stretch, stretch_bytes
+from spillcache.store.steps import Steps
 
-READ_BYTES = 8 * MIB
-"""The most that one call reads."""
-READS = 2
-"""Reads in flight; as many threads."""
+READS = 4
+"""Threads that read."""
+RUN_BYTES = 8 * MIB
+"""Of blocks that are read again, so many bytes are handed out at a time."""
 _READING = "the slot file was read; the slot is as it was"
+_AGAIN = "the slot file was read again"
 _NOT_A_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR)
 
 
-@dataclass(slots=True)
-class SlotState:
-    """What a slot file holds, verified. The payloads are views of memory that it owns."""
+class _Noted(NamedTuple):
+    """A record that was verified: where it is, and its header."""
 
-    chain: Chain
-    parts: list[dict[Part, memoryview]]
-    """Of every whole block, and of the tail, if there is one."""
-    tokens: int
-    private: bool
-    file_bytes: int
-    memory: AlignedBuffer = field(repr=False)
-
-    @property
-    def tail_tokens(self) -> int:
-        """How many tokens follow the last whole block."""
-        return self.tokens % self.chain.block_tokens
-
-    def with_headroom(self, payload: memoryview, count: int) -> memoryview:
-        """A payload of ``parts`` with ``count`` bytes before it that nobody needs any more: they
-        were its record's header.
-        """
-        start = np.frombuffer(payload, np.uint8).ctypes.data - self.memory.array.ctypes.data
-        return self.memory.view[start - count : start + len(payload)]
+    block: int
+    part: Part
+    at: int
+    head: bytes
 
 
 class SlotFileReader:
@@ -136,7 +124,7 @@ class SlotFileReader:
     def _read_front(self) -> None:
         """The header and the namespace."""
         size = min(self._size // PAGE_BYTES * PAGE_BYTES, padded(2 * NAMESPACE_BYTES_MAX))
-        front = AlignedBuffer(max(size, PAGE_BYTES))
+        front = AlignedBuffer(max(size, PAGE_BYTES), huge=False)
         self._steps[0].do(lambda: self._fill(front.view[:size], 0), _READING)
         try:
             self.header = SlotHeader.parse(front.view[:size])
@@ -144,7 +132,8 @@ class SlotFileReader:
                 raise FormatError(
                     f"it has {self._size} bytes and should have {self.header.file_bytes}"
                 )
-            records = _Records(front.view[:size], PAGE_BYTES, size)
+            view = front.view[:size]
+            records = _Records(lambda start, stop: view[start:stop], PAGE_BYTES, size, size)
             header, payload = records.next()
             if header.record_class != RecordClass.NAMESPACE:
                 raise FormatError("the namespace is missing")
@@ -162,52 +151,111 @@ class SlotFileReader:
 
     # All of it.
 
-    def load(self, part_bytes: dict[Part, int]) -> SlotState:
+    def memory_bytes(self, part_bytes: Mapping[Part, int]) -> int:
+        """The least memory that ``load`` can do with: not more than the file's bytes."""
+        view = self._view_bytes(part_bytes)
+        return min(self.header.file_bytes, stretch_bytes(view, 2 * (RUN_BYTES + view)))
+
+    def _view_bytes(self, part_bytes: Mapping[Part, int]) -> int:
+        """The largest record, or one block's, if they are more together."""
+        header = self.header
+        tokens = record_bytes_max(TOKEN_BYTES * header.tokens, header.block_tokens)
+        block = sum(record_bytes_max(size, header.block_tokens) for size in part_bytes.values())
+        return max(tokens, block, record_bytes_max(NAMESPACE_BYTES_MAX, header.block_tokens))
+
+    def load(
+        self, part_bytes: Mapping[Part, int], memory: AlignedBuffer, *, fresh: bool = False
+    ) -> SlotState:
         """Read and verify everything. ``part_bytes``: the largest payload of each part that there
         may be; others are refused.
+
+        ``memory``: of the whole file, or at least ``memory_bytes``; then blocks are read again, by
+        ``SlotState.runs``. ``fresh``: nobody used it before. It is the state's from now on, also
+        when this fails: a read that hangs may still write to it.
         """
-        header = self.header
-        memory = AlignedBuffer(header.file_bytes)
-        view = memory.view[: header.file_bytes]
+        header, whole = self.header, memory.size >= self.header.file_bytes
+        stretch = self._stretch(memory, part_bytes, 0, _READING, fresh=fresh)
+        noted: list[_Noted] = []
+        blocks: list[Payloads] = [{} for _ in range(-(-header.tokens // header.block_tokens))]
+        parts: list[set[Part]] = [set() for _ in blocks]
         try:
-            records = _Records(view, PAGE_BYTES, header.file_bytes, self._arrive(memory))
+            most = self._view_bytes(part_bytes)
+            records = _Records(stretch.view, PAGE_BYTES, header.file_bytes, most)
             records.next()
             chain = self._chain(records)
-            parts: list[dict[Part, memoryview]] = [
-                {} for _ in range(-(-header.tokens // header.block_tokens))
-            ]
+            last = (-1, 0)
             for _ in range(header.parts):
-                self._take_part(records, chain, parts, part_bytes)
+                stretch.release(records.at)
+                record, payload = self._take_part(records, chain, last, part_bytes)
+                last = record[:2]
+                parts[record.block].add(record.part)
+                if whole:
+                    blocks[record.block][record.part] = payload
+                else:
+                    noted.append(record)
             if records.at != header.file_bytes:
                 raise FormatError("something follows the last record")
             if records.digest.digest() != header.records_digest:
                 raise FormatError("its records are not those that were written together")
         except (ValueError, CipherError) as error:
             raise _invalid(str(error)) from error
-        private = bool(header.flags & PRIVATE)
-        return SlotState(chain, parts, header.tokens, private, header.file_bytes, memory)
 
-    def _arrive(self, memory: AlignedBuffer) -> Iterator[int]:
-        """Read on, a few pieces ahead: how far the bytes have come, each time that more have."""
-        size, at = self.header.file_bytes, 0
-        reads: deque[tuple[int, Step[None]]] = deque()
-        count = 0
-        while at < size or reads:
-            while at < size and len(reads) < 2 * READS:
-                stop = min(at + READ_BYTES, size)
-                reads.append((stop, self._begin(self._steps[count % READS], memory, at, stop)))
-                at, count = stop, count + 1
-            stop, read = reads.popleft()
-            read.wait()
-            yield stop
+        def again() -> Iterator[Run]:
+            start = noted[0].at if noted else header.file_bytes
+            stretch = self._stretch(memory, part_bytes, start, _AGAIN)
+            return self._again(stretch, noted, len(blocks))
 
-    def _begin(self, steps: Steps, memory: AlignedBuffer, at: int, stop: int) -> Step[None]:
-        def read() -> None:
-            # A read into memory that is not there yet would wait for it page by page.
-            memory.array[at:stop:PAGE_BYTES] = 0
-            self._fill(memory.view[at:stop], at)
+        return SlotState(
+            chain,
+            [frozenset(each) for each in parts],
+            header.tokens,
+            bool(header.flags & PRIVATE),
+            header.file_bytes,
+            memory,
+            (lambda: iter([(0, blocks)])) if whole else again,
+        )
 
-        return steps.begin(read, _READING)
+    def _stretch(
+        self,
+        memory: AlignedBuffer,
+        part_bytes: Mapping[Part, int],
+        start: int,
+        doing: str,
+        *,
+        fresh: bool = False,
+    ) -> Stretch:
+        view_bytes = self._view_bytes(part_bytes)
+        return Stretch(
+            self._fill, self._steps, memory, self.header.file_bytes,
+            doing=doing, view_bytes=view_bytes, start=start, fresh=fresh,
+        )  # fmt: skip
+
+    def _again(self, stretch: Stretch, noted: Sequence[_Noted], count: int) -> Iterator[Run]:
+        """Runs of ``count`` blocks that were verified, each record the same as it was then."""
+        todo, ends = deque(noted), deque[int]()
+        first, run, start, end = 0, list[Payloads](), 0, 0
+        for block in range(count):
+            run.append({})
+            while todo and todo[0].block == block:
+                record = todo.popleft()
+                run[-1][record.part], end = self._same(stretch, record)
+            if end - start >= RUN_BYTES or block == count - 1:
+                yield first, run
+                ends.append(end)
+                if len(ends) > 1:  # the run before this one is done with
+                    stretch.release(ends.popleft())
+                first, run, start = block + 1, [], end
+
+    def _same(self, stretch: Stretch, record: _Noted) -> tuple[memoryview, int]:
+        """A record's payload, and its end; raises SlotFileIOError."""
+        header = RecordHeader.parse(record.head)
+        start, stop, size = _bounds(header)
+        view = stretch.view(record.at, record.at + size)
+        content = view[start:stop]
+        if view[:start] != record.head or blake3(content).digest() != header.digest:
+            raise SlotFileIOError("the slot file was changed while it was read")
+        plain = self._opened(header, content)
+        return plain[TOKEN_BYTES * header.tail_tokens :], record.at + size
 
     def _chain(self, records: "_Records") -> Chain:
         """The tokens, under the names that they give to the blocks."""
@@ -227,12 +275,16 @@ class SlotFileReader:
         self,
         records: "_Records",
         chain: Chain,
-        parts: list[dict[Part, memoryview]],
-        part_bytes: dict[Part, int],
-    ) -> None:
+        last: tuple[int, int],
+        part_bytes: Mapping[Part, int],
+    ) -> tuple[_Noted, memoryview]:
+        """The next record, and its payload; ``last``: block and part of the one before."""
+        at = records.at
         found, stored = records.next()
         index, number = found.block_index, found.part
-        if index >= len(parts) or number not in part_bytes or number in parts[index]:
+        if number not in part_bytes or last >= (index, number):
+            raise FormatError("a record that does not belong there")
+        if index * chain.block_tokens >= len(chain):
             raise FormatError("a record that does not belong there")
         part = Part(number)
         if found.raw_bytes > part_bytes[part] or found.codec:
@@ -246,7 +298,7 @@ class SlotFileReader:
         tail = chain.tail_tokens(index, found.tail_tokens).astype("<u4").tobytes()
         if plain[:tail_bytes] != tail:
             raise FormatError("the tail's tokens are others")
-        parts[index][part] = plain[tail_bytes:]
+        return _Noted(index, part, at, found.encode()), plain[tail_bytes:]
 
     def _opened(self, header: RecordHeader, stored: memoryview) -> memoryview:
         """Tail tokens and payload, decrypted in their place."""
@@ -265,13 +317,12 @@ class _Records:
     """The records in a file's bytes, one after another, each verified before it is handed out."""
 
     def __init__(
-        self, view: memoryview, at: int, size: int, arriving: Iterator[int] | None = None
+        self, view: Callable[[int, int], memoryview], at: int, size: int, most_bytes: int
     ) -> None:
-        """``arriving``: how far the bytes have come; None: all are there."""
+        """``view``: the bytes between two places; ``most_bytes``: what it can give at once."""
         self._view = view
         self._size = size
-        self._arriving = arriving
-        self._there = size if arriving is None else 0
+        self._most = most_bytes
         self.at = at
         self.digest = blake3()
 
@@ -279,27 +330,30 @@ class _Records:
         """The next record's header, and its bytes after that but for the padding; raises
         FormatError.
         """
-        start = self.at + RECORD_HEADER_BYTES
-        head = self._bytes(self.at, start)
-        header = RecordHeader.parse(head)
-        plain = header.tail_tokens if header.key_id == NO_KEY else 0
-        stop = start + TOKEN_BYTES * plain + header.stored_bytes
-        end = self.at + header.record_bytes
-        content = self._bytes(start, stop)
-        if blake3(content).digest() != header.digest:
+        header = RecordHeader.parse(self._bytes(RECORD_HEADER_BYTES))
+        start, stop, end = _bounds(header)
+        if end > self._most:
+            raise FormatError("a record that is larger than its part can be")
+        record = self._bytes(end)
+        if blake3(record[start:stop]).digest() != header.digest:
             raise FormatError("a record's digest is wrong")
-        if bytes(self._bytes(stop, end)) != bytes(end - stop):
+        if bytes(record[stop:end]) != bytes(end - stop):
             raise FormatError("a record is followed by something")
-        self.digest.update(head)
-        self.at = end
-        return header, content
+        self.digest.update(record[:start])
+        self.at += end
+        return header, record[start:stop]
 
-    def _bytes(self, start: int, stop: int) -> memoryview:
-        if stop > self._size:
+    def _bytes(self, count: int) -> memoryview:
+        if self.at + count > self._size:
             raise FormatError("the file ends within a record")
-        while self._there < stop and self._arriving is not None:
-            self._there = next(self._arriving)
-        return self._view[start:stop]
+        return self._view(self.at, self.at + count)
+
+
+def _bounds(header: RecordHeader) -> tuple[int, int, int]:
+    """Where what a record holds begins and ends, and where it ends itself."""
+    plain = header.tail_tokens if header.key_id == NO_KEY else 0
+    stop = RECORD_HEADER_BYTES + TOKEN_BYTES * plain + header.stored_bytes
+    return RECORD_HEADER_BYTES, stop, header.record_bytes
 
 
 def _invalid(problem: str) -> SlotFileInvalid:

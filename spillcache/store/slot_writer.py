@@ -5,9 +5,9 @@ The steps are called one after another, each on any thread, but ``seal``, which 
 """
 
 import contextlib
-import os
-import secrets
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from spillcache.chain import Chain
 from spillcache.config import MIB
-from spillcache.state import Buffer, Part
+from spillcache.state import HEADROOM_BYTES, Buffer, Part
 from spillcache.store.buffers import AlignedBuffer, BufferPool
 from spillcache.store.cipher import NO_KEY, Cipher
 from spillcache.store.files import Files, write_fully
@@ -23,12 +23,13 @@ from spillcache.store.format import (
     PAGE_BYTES,
     RECORD_HEADER_BYTES,
     TOKEN_BYTES,
+    RecordClass,
     RecordHeader,
     bound_bytes,
     namespace_record,
 )
 from spillcache.store.slot_format import SlotHeader, part_header, record_bytes_max, tokens_header
-from spillcache.store.small_files import TEMPORARY
+from spillcache.store.slot_temporary import create_temporary
 
 CALL_BYTES = 16 * MIB
 """The most that one call writes."""
@@ -47,29 +48,51 @@ class Piece:
         self.buffer = pool.take(size) if pool is not None else AlignedBuffer(size)
         self.used = 0
         self.records: list[tuple[int, RecordHeader]] = []
+        self.holds = ExitStack()
+        """Closed when all has been copied in: whoever needs what is copied later is held by it."""
+        self._later: list[tuple[int, Buffer]] = []
 
     def fits(self, size_bytes: int) -> bool:
         """Whether records that take so much of the file still fit."""
         return self.used + size_bytes <= self.buffer.size
 
-    def add(self, header: RecordHeader, *contents: Buffer) -> None:
-        """Copy a record's tail tokens and payload in; the caller keeps its buffers."""
+    def add(self, header: RecordHeader, *contents: Buffer, later: bool = False) -> None:
+        """Copy a record's tail tokens and payload in; the caller keeps its buffers. ``later``: not
+        now, but when ``copy`` is called, until which they must stay as they are.
+        """
         at = self.used + RECORD_HEADER_BYTES
         for content in contents:
-            # By numpy, which lets other threads go on meanwhile: the disk must not wait.
-            self.buffer.array[at : at + len(content)] = np.frombuffer(content, np.uint8)
+            self._later.append((at, content))
             at += len(content)
         self.records.append((self.used, header))
         self.used += header.record_bytes
+        if not later:
+            self._copy(len(contents))
+
+    def copy(self) -> None:
+        """Copy in what was left for later, and let go of what is held for that."""
+        self._copy(len(self._later))
+        self.holds.close()
+
+    def _copy(self, count: int) -> None:
+        """The last ``count`` that wait for it."""
+        for at, content in self._later[len(self._later) - count :]:
+            # By numpy, which lets other threads go on meanwhile: the disk must not wait.
+            self.buffer.array[at : at + len(content)] = np.frombuffer(content, np.uint8)
+        del self._later[len(self._later) - count :]
 
     def clear(self) -> None:
         """Make it empty again."""
+        self._later.clear()
+        self.holds.close()
         self.used = 0
         self.records.clear()
 
 
 class SlotFileWriter:
-    """See the module. Owns its temporary file until ``publish`` or ``abandon``."""
+    """See the module. Owns its temporary file until ``publish``, and needs ``abandon`` at the end
+    in any case: until then the file is locked.
+    """
 
     def __init__(
         self, files: Files, path: Path, chain: Chain, flags: int, cipher: Cipher | None = None
@@ -81,8 +104,10 @@ class SlotFileWriter:
         self._flags = flags
         self._cipher = cipher
         self._key_id = cipher.key_id if cipher is not None else NO_KEY
-        self._temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
+        self._temporary: Path | None = None
         self._fd: int | None = None
+        self._old: int | None = None
+        """The file that had the name."""
         self._at = PAGE_BYTES
         self._parts = 0
         self._digest = blake3()
@@ -95,30 +120,57 @@ class SlotFileWriter:
 
     # What goes into a piece.
 
-    def first_piece(self) -> Piece:
-        """The records of the namespace and the tokens, sealed."""
+    @property
+    def front_bytes(self) -> int:
+        """What ``add_front`` may take in a piece."""
         chain = self._chain
-        namespace = namespace_record(chain.namespace, time.time_ns())
-        tokens = chain.tokens.astype("<u4").tobytes()
-        piece = Piece(len(namespace) + record_bytes_max(len(tokens), chain.block_tokens))
-        piece.buffer.view[: len(namespace)] = namespace
-        self._digest.update(namespace[:RECORD_HEADER_BYTES])
-        piece.used = len(namespace)
-        piece.add(tokens_header(chain, self._key_id), tokens)
-        self.seal(piece)
-        self._parts = 0
-        return piece
+        tokens = record_bytes_max(TOKEN_BYTES * len(chain), chain.block_tokens)
+        return record_bytes_max(self._encoding_bytes, chain.block_tokens) + tokens
 
-    def add(self, piece: Piece, block: int, part: Part, payload: Buffer) -> None:
-        """Copy one part of a block, or of the chain's tail, into ``piece``; blocks ascend."""
-        header = part_header(self._chain, block, part, len(payload), self._key_id)
+    def add_front(self, piece: Piece) -> None:
+        """Put the records of the namespace and the tokens into the first piece, which is empty."""
+        namespace = namespace_record(self._chain.namespace, time.time_ns())
+        piece.buffer.view[: len(namespace)] = namespace
+        piece.used = len(namespace)
+        self._digest.update(namespace[:RECORD_HEADER_BYTES])
+        tokens = self._chain.tokens.astype("<u4").tobytes()
+        piece.add(tokens_header(self._chain, self._key_id), tokens)
+
+    def add(
+        self, piece: Piece, block: int, part: Part, payload: Buffer, *, later: bool = False
+    ) -> None:
+        """Copy one part of a block, or of the chain's tail, into ``piece``; blocks ascend.
+        ``later``: ``seal`` does; then ``piece.holds`` must see to it that it stays.
+        """
+        header = self._header(block, part, len(payload))
         tail = b""
         if header.tail_tokens:
             tail = self._chain.tail_tokens(block, header.tail_tokens).astype("<u4").tobytes()
-        piece.add(header, tail, payload)
+        piece.add(header, tail, payload, later=later)
+
+    def add_in_place(
+        self, piece: Piece, block: int, part: Part, fill: Callable[[memoryview], int]
+    ) -> bool:
+        """As ``add``, of a whole block's part that ``fill`` writes itself: it is given the rest of
+        the piece, from ``HEADROOM_BYTES`` before the payload on, and returns the payload's bytes,
+        or 0 if it can't.
+        """
+        start = piece.used + RECORD_HEADER_BYTES - HEADROOM_BYTES
+        size = fill(piece.buffer.view[start:])
+        if size:
+            header = self._header(block, part, size)
+            piece.records.append((piece.used, header))
+            piece.used += header.record_bytes
+        return size > 0
+
+    def _header(self, block: int, part: Part, size: int) -> RecordHeader:
+        return part_header(self._chain, block, part, size, self._key_id)
 
     def seal(self, piece: Piece) -> None:
-        """Encrypt and digest what was added, in the order in which pieces are written."""
+        """Copy what is not there yet; encrypt and digest what was added, in the order in which
+        pieces are written.
+        """
+        piece.copy()
         view = piece.buffer.view
         for at, header in piece.records:
             start = at + RECORD_HEADER_BYTES
@@ -134,13 +186,13 @@ class SlotFileWriter:
             view[at : at + RECORD_HEADER_BYTES] = head
             view[stop : at + header.record_bytes] = bytes(at + header.record_bytes - stop)
             self._digest.update(head)
-            self._parts += 1
+            self._parts += header.record_class != RecordClass.TOKENS
 
     # The disk.
 
     def begin(self) -> None:
         """Make the temporary file, which only its owner may read."""
-        self._fd = self._files.create(self._temporary)
+        self._temporary, self._fd = create_temporary(self._files, self.path.parent)
 
     def write(self, piece: Piece) -> None:
         """Append a sealed piece."""
@@ -169,15 +221,20 @@ class SlotFileWriter:
             records_digest=self._digest.digest(),
             key_id=self._key_id,
         )
-        page = AlignedBuffer(PAGE_BYTES)
+        page = AlignedBuffer(PAGE_BYTES, huge=False)
         page.array[:PAGE_BYTES] = np.frombuffer(header.encode(), np.uint8)
         self._write(page.view[:PAGE_BYTES], 0)
         self._files.sync(self._fd)
-        self._close()
         return self._at
 
     def publish(self) -> None:
-        """Give the file its name; an older one of that name is gone."""
+        """Give the file its name; an older one of that name is gone, and its space is free when
+        ``abandon`` is done.
+        """
+        assert self._temporary is not None  # noqa: S101 - begin was called
+        # A large file's space takes a while to be freed, which the new one need not wait for.
+        with contextlib.suppress(OSError):
+            self._old = self._files.open(self.path)
         self._files.rename(self._temporary, self.path)
 
     def settle(self) -> None:
@@ -185,13 +242,14 @@ class SlotFileWriter:
         self._files.sync_directory(self.path.parent)
 
     def abandon(self) -> None:
-        """Remove the temporary file, if it is still there; never raises OSError."""
-        with contextlib.suppress(OSError):
-            self._close()
-        with contextlib.suppress(OSError):
-            self._files.unlink(self._temporary)
-
-    def _close(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            self._files.close(fd)
+        """Remove the temporary file, if it is still there, and let go of its lock, and of the file
+        that had the name; never raises OSError.
+        """
+        if self._temporary is not None:
+            with contextlib.suppress(OSError):
+                self._files.unlink(self._temporary)
+        fds, self._fd, self._old = (self._fd, self._old), None, None
+        for fd in fds:
+            if fd is not None:
+                with contextlib.suppress(OSError):
+                    self._files.close(fd)

@@ -72,13 +72,13 @@ class Steps:
         """``begin`` and ``wait``."""
         return self.begin(call, doing).wait()
 
-    def close(self, last: Callable[[], Any]) -> None:
+    def close(self, last: Callable[[], Any], *, wait: bool = True) -> None:
         """Have ``last`` called after all others, whatever it raises, and end the thread. Waits for
-        that, unless the disk hangs.
+        that, unless it is not to, or the disk hangs.
         """
         step = self.begin(last, "cleaning up")
         self._calls.put(None)
-        if not self.hangs:
+        if wait and not self.hangs:
             with contextlib.suppress(SlotFileError):
                 step.wait()
 

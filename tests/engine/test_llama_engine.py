@@ -21,7 +21,7 @@ from spillcache.errors import (
     StateRejected,
 )
 from spillcache.namespace import Namespace
-from spillcache.state import Part
+from spillcache.state import HEADROOM_BYTES, Part
 
 KINDS = ["llama", "gemma3", "lfm2", "qwen35", "mamba", "mamba2"]
 
@@ -325,6 +325,33 @@ def test_a_state_layout_that_is_not_known_turns_the_tiers_off(
     assert engine.geometry.parts == ()
     engine.decode([Chunk(0, tokens(10), logits=True)])
     assert np.isfinite(engine.logits(0)).all(), "it still answers"
+    engine.close()
+
+
+def test_a_block_that_is_only_kv_goes_out_and_in_where_it_lies(gguf_model: ModelShelf) -> None:
+    engine = open_engine(model_of(gguf_model, "llama"))
+    prefill(engine, 0, tokens(3 * SIZE + 5))
+    wanted = bytes(engine.export(0, 1)[Part.KV])
+    memory = memoryview(bytearray(HEADROOM_BYTES + len(wanted) + 100))
+    assert engine.export_in_place(0, 1, memory) == len(wanted)
+    assert memory[HEADROOM_BYTES : HEADROOM_BYTES + len(wanted)] == wanted
+    assert engine.export_in_place(0, 3, memory) == 0  # a tail
+    with pytest.raises(StateRejected):
+        engine.export_in_place(0, 1, memory[: len(wanted) // 2])
+    assert engine.export_in_place(0, 0, memory) == len(wanted)
+    assert engine.import_in_place(1, 0, memory[: HEADROOM_BYTES + len(wanted)])
+    assert bytes(engine.export(1, 0)[Part.KV]) == bytes(engine.export(0, 0)[Part.KV])
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "lfm2", "mamba"])
+def test_a_block_with_other_parts_does_not(gguf_model: ModelShelf, kind: str) -> None:
+    engine = open_engine(model_of(gguf_model, kind))
+    prefill(engine, 0, tokens(2 * SIZE))
+    memory = memoryview(bytearray(1 << 20))
+    assert engine.export_in_place(0, 0, memory) == 0
+    assert not any(memory)
+    assert not engine.import_in_place(1, 0, memory)
     engine.close()
 
 

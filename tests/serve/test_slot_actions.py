@@ -346,11 +346,11 @@ def test_a_file_that_lacks_a_part_is_refused(
 ) -> None:
     with started(gguf_model("llama")) as stack:
         stack.answer(prompt(300), 4)
-        export = slot_export.SlotExport._export
+        export = slot_export.SlotExport._export_one
         monkeypatch.setattr(
             slot_export.SlotExport,
-            "_export",
-            lambda self, n, held: {} if n == 2 else export(self, n, held),
+            "_export_one",
+            lambda self, writer, piece, n: None if n == 2 else export(self, writer, piece, n),
         )
         save(stack, folder)
         with pytest.raises(SlotFileInvalid, match="lacks kv of block 2"):
@@ -564,6 +564,21 @@ def test_a_step_that_hangs_is_reported_and_cleans_up_when_it_is_back(
     finally:
         go.set()
     wait_for(lambda: names(folder) == ["b"])
+
+
+def test_a_directory_is_refused_before_anything_is_written(
+    stack: Stack, folder: SlotFolder
+) -> None:
+    stack.answer(prompt(100), 4)
+    (folder.path / "a").mkdir()
+    with pytest.raises(SlotFileInvalid, match="a directory; nothing was written") as caught:
+        save(stack, failing(folder, "create", OSError(errno.EIO, "it was begun")))
+    assert (caught.value.status, caught.value.kind, caught.value.param) == (
+        400,
+        "invalid",
+        "filename",
+    )
+    assert names(folder) == ["a"]
 
 
 @pytest.fixture

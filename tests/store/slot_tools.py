@@ -8,15 +8,19 @@ import numpy as np
 from spillcache.chain import Chain
 from spillcache.namespace import Namespace
 from spillcache.state import Part
+from spillcache.store.buffers import AlignedBuffer
 from spillcache.store.cipher import Cipher
 from spillcache.store.files import Files
-from spillcache.store.slot_reader import SlotFileReader, SlotState
+from spillcache.store.slot_reader import SlotFileReader
+from spillcache.store.slot_state import SlotState
 from spillcache.store.slot_writer import Piece, SlotFileWriter
 from spillcache.store.steps import Steps
 
 NAMESPACE = Namespace.of({"library": "1", "type_k": "f16"})
 SIZE = 16
 PART_BYTES = {Part.KV: 5000, Part.BOUNDARY: 300}
+BLOCK_BYTES = 16384
+"""The most that one takes in a file."""
 State = list[dict[Part, bytes]]
 
 
@@ -39,9 +43,13 @@ def write(path: Path, chain: Chain, state: State, **options: object) -> int:
     writer = writer_of(path, chain, **options)  # type: ignore[arg-type]
     try:
         writer.begin()
-        writer.write(writer.first_piece())
+        writer.write(front_of(writer))
         piece = Piece(1)
         for block, parts in enumerate(state):
+            if not piece.fits(BLOCK_BYTES):
+                writer.seal(piece)
+                writer.write(piece)
+                piece.clear()
             for part, payload in sorted(parts.items()):
                 writer.add(piece, block, part, payload)
         writer.seal(piece)
@@ -52,6 +60,14 @@ def write(path: Path, chain: Chain, state: State, **options: object) -> int:
     finally:
         writer.abandon()
     return size
+
+
+def front_of(writer: SlotFileWriter) -> Piece:
+    """The first piece, sealed."""
+    piece = Piece(writer.front_bytes)
+    writer.add_front(piece)
+    writer.seal(piece)
+    return piece
 
 
 def writer_of(
@@ -67,11 +83,20 @@ def writer_of(
 
 def read(path: Path, cipher: Cipher | None = None, files: Files | None = None) -> SlotState:
     with SlotFileReader(files or Files(), path, Steps, cipher) as file:
-        return file.load(PART_BYTES)
+        return load(file)
+
+
+def load(file: SlotFileReader) -> SlotState:
+    """Into memory for all of it."""
+    return file.load(PART_BYTES, AlignedBuffer(file.header.file_bytes), fresh=True)
 
 
 def plain(state: SlotState) -> State:
-    return [{part: bytes(view) for part, view in parts.items()} for parts in state.parts]
+    return [
+        {part: bytes(view) for part, view in parts.items()}
+        for _, run in state.runs()
+        for parts in run
+    ]
 
 
 class Fails(Files):

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from slot_tools import (
     PART_BYTES,
+    SIZE,
     Fails,
     conversation,
+    front_of,
+    load,
     names,
     plain,
     read,
@@ -31,12 +34,14 @@ from spillcache.errors import (
 )
 from spillcache.namespace import Namespace
 from spillcache.state import Part
-from spillcache.store import slot_reader, slot_writer
+from spillcache.store import slot_reader, slot_stretch, slot_writer
+from spillcache.store.buffers import AlignedBuffer
 from spillcache.store.cipher import Cipher
 from spillcache.store.files import Files
 from spillcache.store.slot_folder import open_slot_folder
 from spillcache.store.slot_format import PRIVATE, SALTED
 from spillcache.store.slot_reader import SlotFileReader
+from spillcache.store.slot_state import Run
 from spillcache.store.slot_writer import Piece
 from spillcache.store.steps import Steps
 
@@ -82,7 +87,7 @@ def test_large_records_are_written_and_read_in_small_calls(
             return super().pread(fd, buffer, offset)
 
     monkeypatch.setattr(slot_writer, "CALL_BYTES", 8192)
-    monkeypatch.setattr(slot_reader, "READ_BYTES", 8192)
+    monkeypatch.setattr(slot_stretch, "READ_BYTES", 8192)
     chain = conversation(64)
     state = [{Part.KV: os.urandom(30_000)} for _ in range(4)]
     write(tmp_path / "a", chain, state, files=Watched())
@@ -90,7 +95,8 @@ def test_large_records_are_written_and_read_in_small_calls(
     sizes.clear()
     with SlotFileReader(Watched(), tmp_path / "a", Steps) as file:
         sizes.clear()
-        found = file.load({Part.KV: 30_000})
+        memory = AlignedBuffer(file.header.file_bytes)
+        found = file.load({Part.KV: 30_000}, memory)
     assert plain(found) == state
     assert max(sizes) == 8192
 
@@ -168,7 +174,7 @@ def test_a_record_that_is_another_blocks_is_refused(
     chain = conversation(16)
     forger = Forger(Files(), tmp_path / "a", chain, 0)
     forger.begin()
-    forger.write(forger.first_piece())
+    forger.write(front_of(forger))
     piece = Piece(1)
     forger.add(piece, 0, Part.KV, bytes(5000))
     forger.forge(piece, **fields)
@@ -185,7 +191,7 @@ def test_a_part_may_not_come_twice_or_be_too_large(tmp_path: Path) -> None:
     for count, size in ((2, 10), (1, 5001)):
         writer = writer_of(tmp_path / "a", chain)
         writer.begin()
-        writer.write(writer.first_piece())
+        writer.write(front_of(writer))
         piece = Piece(1)
         for _ in range(count):
             writer.add(piece, 0, Part.KV, bytes(size))
@@ -209,21 +215,145 @@ def test_a_root_that_is_not_the_namespaces_must_be_declared(tmp_path: Path) -> N
 
 
 def test_the_first_record_must_be_the_namespaces_and_the_second_the_tokens(whole: Path) -> None:
-    class Headless(slot_writer.SlotFileWriter):
-        def first_piece(self) -> Piece:
-            piece = Piece(1)
-            for _ in range(3):
-                self.add(piece, 0, Part.KV, bytes(5000))
-            self.seal(piece)
-            return piece
-
-    headless = Headless(Files(), whole, conversation(16), 0)
+    headless = writer_of(whole, conversation(16))
     headless.begin()
-    headless.write(headless.first_piece())
+    piece = Piece(1)
+    for _ in range(3):
+        headless.add(piece, 0, Part.KV, bytes(5000))
+    headless.seal(piece)
+    headless.write(piece)
     headless.flush()
     headless.publish()
     with pytest.raises(SlotFileInvalid, match="the namespace is missing"):
         read(whole)
+
+
+# More than memory is given for.
+
+
+def streamed(path: Path, monkeypatch: pytest.MonkeyPatch) -> SlotFileReader:
+    """Of a file that is larger than the memory that it needs."""
+    monkeypatch.setattr(slot_stretch, "READ_BYTES", 16384)
+    monkeypatch.setattr(slot_reader, "RUN_BYTES", 32768)
+    return SlotFileReader(Files(), path, Steps, Cipher(b"k" * 32))
+
+
+@pytest.mark.parametrize("key", [None, b"k" * 32])
+def test_what_memory_does_not_hold_is_read_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: bytes | None
+) -> None:
+    chain = conversation(SIZE * 500 + 3)
+    state = state_of(chain)
+    state[10] = state[11] = {}
+    cipher = Cipher(key) if key else None
+    write(tmp_path / "a", chain, state, cipher=cipher)
+    with streamed(tmp_path / "a", monkeypatch) as file:
+        least = file.memory_bytes(PART_BYTES)
+        assert least < 1 << 20 < file.header.file_bytes // 2
+        found = file.load(PART_BYTES, AlignedBuffer(least), fresh=True)
+        for _ in range(2):
+            assert plain(found) == state
+        assert [set(parts) for parts in found.parts] == [set(parts) for parts in state]
+        firsts = [first for first, _ in found.runs()]
+    assert len(firsts) > 50
+    assert (firsts[0], sorted(firsts)) == (0, firsts)
+
+
+def test_a_run_lasts_until_the_second_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = conversation(SIZE * 500)
+    state = state_of(chain)
+    write(tmp_path / "a", chain, state)
+    with streamed(tmp_path / "a", monkeypatch) as file:
+        found = file.load(PART_BYTES, AlignedBuffer(file.memory_bytes(PART_BYTES)))
+        last: Run = (0, ())
+        for run in found.runs():
+            for first, blocks in (last, run):
+                for index, parts in enumerate(blocks, first):
+                    assert parts == state[index]
+            last = run
+
+
+def test_damage_is_noticed_where_memory_holds_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, places = conversation(SIZE * 300), random.Random(5)
+    write(tmp_path / "whole", chain, state_of(chain))
+    data = (tmp_path / "whole").read_bytes()
+    assert len(data) > 1 << 21
+    for number in range(40):
+        changed = bytearray(data)
+        if number % 2:
+            changed[places.randrange(len(data))] ^= 1 << places.randrange(8)
+        else:
+            del changed[places.randrange(len(data)) :]
+        (tmp_path / "a").write_bytes(changed)
+        with (
+            pytest.raises(SlotFileInvalid, match="the slot is as it was"),
+            streamed(tmp_path / "a", monkeypatch) as file,
+        ):
+            file.load(PART_BYTES, AlignedBuffer(file.memory_bytes(PART_BYTES)))
+
+
+def test_what_changes_between_two_readings_is_not_handed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = conversation(SIZE * 300)
+    state = state_of(chain)
+    write(tmp_path / "a", chain, state)
+    write(tmp_path / "b", chain, [{Part.KV: bytes(5000)}, *state[1:]])
+    with streamed(tmp_path / "a", monkeypatch) as file:
+        found = file.load(PART_BYTES, AlignedBuffer(file.memory_bytes(PART_BYTES)))
+        # Another file's record, whole, and of the same block.
+        data = (tmp_path / "b").read_bytes()
+        with open(tmp_path / "a", "r+b") as changed:
+            changed.write(data)
+        with pytest.raises(SlotFileIOError, match="was changed while it was read"):
+            list(found.runs())
+        os.truncate(tmp_path / "a", 8192)
+        with pytest.raises(SlotFileIOError, match="ended early while the slot file was read again"):
+            list(found.runs())
+
+
+def test_a_record_that_says_it_is_larger_than_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = conversation(SIZE * 300)
+    state = [{Part.KV: bytes(90_000)}, *state_of(chain)[1:]]
+    writer = writer_of(tmp_path / "a", chain)
+    writer.begin()
+    writer.write(front_of(writer))
+    for block, parts in enumerate(state):
+        piece = Piece(1)
+        writer.add(piece, block, Part.KV, parts[Part.KV])
+        writer.seal(piece)
+        writer.write(piece)
+    writer.flush()
+    writer.publish()
+    writer.abandon()
+    with (
+        pytest.raises(SlotFileInvalid, match="larger than its part can be"),
+        streamed(tmp_path / "a", monkeypatch) as file,
+    ):
+        file.load(PART_BYTES, AlignedBuffer(file.memory_bytes(PART_BYTES)))
+
+
+def test_blocks_must_ascend(tmp_path: Path) -> None:
+    chain = conversation(32)
+    writer = writer_of(tmp_path / "a", chain)
+    writer.begin()
+    writer.write(front_of(writer))
+    piece = Piece(1)
+    for block in (1, 0):
+        writer.add(piece, block, Part.KV, bytes(10))
+    writer.seal(piece)
+    writer.write(piece)
+    writer.flush()
+    writer.publish()
+    writer.abandon()
+    with pytest.raises(SlotFileInvalid, match="does not belong"):
+        read(tmp_path / "a")
 
 
 # What is no plain file.
@@ -253,6 +383,20 @@ def test_a_link_in_the_way_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert precious.read_text() == "precious"
     assert not (tmp_path / "a").is_symlink()
     assert read(tmp_path / "a").tokens == 16
+
+
+def test_what_is_no_file_is_not_saved_over(tmp_path: Path) -> None:
+    folder = open_slot_folder(tmp_path, 0)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    for name, problem in (("folder", "a directory"), ("pipe", "no regular file")):
+        with pytest.raises(SlotFileInvalid, match=f"{problem}; nothing was written") as caught:
+            folder.check_target(tmp_path / name)
+        assert (caught.value.status, caught.value.kind) == (400, "invalid")
+    for name in ("file", "link", "new"):
+        folder.check_target(tmp_path / name)
 
 
 # Encryption.
@@ -320,7 +464,7 @@ def test_a_read_that_hangs_is_not_waited_for(whole: Path) -> None:
             pytest.raises(SlotFileIOError, match=r"did not answer within 0.1 s"),
             SlotFileReader(Fails("pread", wait=go.wait), whole, lambda: Steps(0.1)) as file,
         ):
-            file.load(PART_BYTES)
+            load(file)
     finally:
         go.set()
 
@@ -329,7 +473,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(whole: Path) -> None:
     with SlotFileReader(Files(), whole, Steps) as file:
         os.truncate(whole, 8192)
         with pytest.raises(SlotFileIOError, match="ended early"):
-            file.load(PART_BYTES)
+            load(file)
 
 
 # The folder.
@@ -345,18 +489,6 @@ def test_the_folder_is_made_for_its_owner_and_is_absolute(
     assert folder.path_of("a") == folder.path / "a"
     with pytest.raises(SlotFileInvalid):
         folder.path_of("../a")
-
-
-def test_what_died_left_behind_goes_and_nothing_else(tmp_path: Path) -> None:
-    stale, fresh, mine = (tmp_path / n for n in (".spillcache-1-a", ".spillcache-2-b", "mine"))
-    for each in (stale, fresh, mine):
-        each.write_text("x")
-        os.utime(each, (0, 0))
-    os.utime(fresh)
-    (tmp_path / ".spillcache-3-folder").mkdir()
-    os.utime(tmp_path / ".spillcache-3-folder", (0, 0))
-    open_slot_folder(tmp_path, 0)
-    assert names(tmp_path) == [".spillcache-2-b", ".spillcache-3-folder", "mine"]
 
 
 def test_a_folder_that_is_none_is_said_at_once(tmp_path: Path) -> None:
