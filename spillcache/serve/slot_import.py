@@ -26,10 +26,10 @@ from spillcache.state import HEADROOM_BYTES, BlockState, Geometry, Part
 from spillcache.store.slot_state import Payloads, Run, SlotState
 
 RUN_BYTES = 8 * MIB
-IN_PLACE_BYTES = 1 * MIB
-"""What is smaller is copied, so that many go in at once."""
 RUN_BLOCKS = 128
 """So much is imported in one call, where nobody waits for its end."""
+IN_PLACE_BYTES = 1 * MIB
+"""What is smaller is copied, so that many go in at once."""
 
 
 def check_parts(state: SlotState, geometry: Geometry) -> None:
