@@ -70,7 +70,12 @@ def create_app(service: Door) -> FastAPI:
 
 def _guard(app: FastAPI, serve: ServeConfig, slots: int) -> None:
     """What stands before the routes; the last one added is the outermost."""
-    app.add_middleware(BodyLimit, limit_bytes=serve.body_limit_bytes, timeout_s=serve.timeout_s)
+    app.add_middleware(
+        BodyLimit,
+        limit_bytes=serve.body_limit_bytes,
+        timeout_s=serve.timeout_s,
+        room_bytes=serve.bodies_limit_bytes,
+    )
     app.add_middleware(RequestLimit, limit=serve.queue_limit + slots + _MORE_REQUESTS)
     if serve.api_keys:
         isolate = serve.isolation == "api-key"

@@ -8,6 +8,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from spillcache.errors import RequestError
+from spillcache.serve.body_room import share_of
+from spillcache.serve.body_shape import shape_of
+from spillcache.serve.text_thread import in_text_thread
+
+_SMALL_BYTES = 1 << 16
+"""A body that can't hold too much of anything."""
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -15,10 +21,17 @@ Body = TypeVar("Body", bound=BaseModel)
 async def read_body(request: Request, kind: type[Body]) -> Body:
     """The body as ``kind``, whatever its content type says (curl -d sends a form's).
 
-    Raises RequestError for malformed JSON, and for the first field at fault, which it names.
+    Raises RequestError for malformed JSON, and for the first field at fault, which it names;
+    BodyTooLarge for more values than a request can be made of, Overloaded where other requests'
+    bodies leave no room for them. Large ones are parsed beside the event loop.
     """
     raw = await request.body()
-    return _parsed(lambda: kind.model_validate_json(raw))
+    if len(raw) <= _SMALL_BYTES:
+        return _parsed(lambda: kind.model_validate_json(raw))
+    shape = await in_text_thread(lambda: shape_of(raw))
+    shape.check()
+    share_of(request.scope).take(shape.parsed_bytes)
+    return await in_text_thread(lambda: _parsed(lambda: kind.model_validate_json(raw)))
 
 
 def body_of(fields: dict[str, Any], kind: type[Body]) -> Body:
