@@ -17,6 +17,7 @@
     │   ├── DecodeError        a decode call failed                         ENGINE_DECODE
     │   └── StateRejected      the engine refused a block's state           ENGINE_STATE_REJECTED
     ├── BenchError             a measurement could not be taken             BENCH_FAILED
+    ├── ServerSilent           no server answers where one was asked        SERVER_SILENT
     └── RequestError           a client's request can't be served           REQUEST_INVALID
         ├── PromptTooLong      more tokens than the context holds           REQUEST_PROMPT_TOO_LONG
         ├── Unsupported        understood, but not offered                  REQUEST_UNSUPPORTED
@@ -148,6 +149,12 @@ class BenchError(SpillcacheError):
     """A measurement could not be taken: the server under it failed, or did what it should not."""
 
     code = "BENCH_FAILED"
+
+
+class ServerSilent(SpillcacheError):
+    """No server of ours answers at the URL that a command was to ask."""
+
+    code = "SERVER_SILENT"
 
 
 class RequestError(SpillcacheError):

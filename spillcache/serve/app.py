@@ -36,6 +36,8 @@ _ROUTER_ERRORS = {
     405: ("invalid_request_error", "method_not_allowed"),
 }
 """Type and code of what the router says by itself, by status."""
+_TWICE = "/v1/v1"
+_SHOWN = 200
 _MORE_REQUESTS = 64
 """Besides those that run or wait: whose bodies come, whose prompts are tokenised, and the like."""
 
@@ -101,7 +103,11 @@ async def _http_error(request: Request, exception: Exception) -> Response:
     """What the router says by itself: no such path, or not by this method."""
     error = cast("HTTPException", exception)
     kind, code = _ROUTER_ERRORS.get(error.status_code, ("invalid_request_error", RequestError.code))
-    message = f"{request.method} {request.url.path}: {error.detail.lower()}; GET / lists the routes"
+    path = request.url.path
+    hint = "GET / lists the routes"
+    if path.startswith(_TWICE):
+        hint = "the client's base URL has /v1 already: leave one of the two out"
+    message = f"{request.method} {path[:_SHOWN]}: {error.detail.lower()}; {hint}"
     content = error_object(message, kind, code)
     return ErrorResponse(content, error.status_code, error.headers)
 

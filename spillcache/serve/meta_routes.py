@@ -129,6 +129,7 @@ def _props(service: Door, engine: Engine) -> dict[str, Any]:
         "max_tokens": -1 if limit is None else limit,
         "n_predict": -1 if limit is None else limit,
         "n_keep": 0,
+        "reasoning_format": "deepseek",  # llama-server's name for what is always so here
         "stream": False,
         "lora": [],
     }

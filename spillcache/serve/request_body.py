@@ -49,6 +49,8 @@ def _parsed(parse: Callable[[], Body]) -> Body:
 
 
 def _bad_body(detail: ErrorDetails) -> RequestError:
+    if detail["type"] == "json_invalid" and "recursion limit" in detail["msg"]:
+        return RequestError("the body holds lists or objects within each other, too many levels")
     if detail["type"] == "json_invalid":
         return RequestError(f"the body is not JSON: {detail['msg'].removeprefix('Invalid JSON: ')}")
     param = _path(detail["loc"])
@@ -57,7 +59,7 @@ def _bad_body(detail: ErrorDetails) -> RequestError:
         return RequestError(f"the body must be a JSON {kind}")
     sentence = _SENTENCES.get(detail["type"])
     if sentence is None:
-        message = detail["msg"]
+        message = detail["msg"].removeprefix("Value error, ")
         colon = "" if message.startswith("must be ") else ":"  # our own words, of schema.py
         return RequestError(f"{param}{colon} {message[:1].lower()}{message[1:]}", param)
     # Of the context only the bounds that a sentence names: it may hold more, such as the input.
