@@ -1,8 +1,10 @@
 """What a running server says of itself: its health, and what became of tokens and blocks."""
 
 import json
+import re
 import ssl
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections import defaultdict
 from http.client import HTTPException
@@ -27,7 +29,7 @@ def ask(url: str, api_key: str | None = None, cacert: Path | None = None) -> dic
     Raises ConfigError for flags that are wrong or missing, ServerSilent where no server answers.
     """
     base = url.rstrip("/")
-    if not base.startswith(("http://", "https://")):
+    if not _is_url(base):
         raise ConfigError(f"--url: {url!r} is not a URL; write for example http://127.0.0.1:8080")
     trust = _trust(cacert)
     try:
@@ -114,6 +116,15 @@ def _reasons(what: str, by_tier: dict[str, dict[str, int]]) -> str:
         for reason, count in counts.items()
     ]
     return f"; {what}: {', '.join(named)}" if named else ""
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(text)
+        named = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
+    return named and parts.scheme in ("http", "https") and not re.search(r"[\s\x00-\x1f]", text)
 
 
 def _trust(cacert: Path | None) -> ssl.SSLContext | None:

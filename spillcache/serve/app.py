@@ -17,7 +17,7 @@ from spillcache.serve.api_keys import ApiKeys
 from spillcache.serve.cache_routes import cache_router
 from spillcache.serve.door import Door
 from spillcache.serve.error_shapes import ErrorResponse
-from spillcache.serve.guards import HeaderLimit, HostGate, OriginGate, RequestLimit
+from spillcache.serve.guards import HeaderLimit, HeadGate, HostGate, OriginGate, RequestLimit
 from spillcache.serve.http_errors import error_object, error_response
 from spillcache.serve.lacking_routes import lacking_router
 from spillcache.serve.meta_routes import meta_router
@@ -91,6 +91,7 @@ def _guard(app: FastAPI, serve: ServeConfig, slots: int) -> None:
             allow_headers=["*"],
         )
     app.add_middleware(HostGate, hosts=Hosts(serve.host, serve.allowed_hosts))
+    app.add_middleware(HeadGate)
     app.add_middleware(HeaderLimit)
     app.add_middleware(ErrorGuard)
 

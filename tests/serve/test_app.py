@@ -141,6 +141,12 @@ def test_no_such_path(http):
     assert http.get("/docs").status_code == http.get("/redoc").status_code == 404
 
 
+def test_a_base_url_that_says_v1_twice(http):
+    response = http.post("/v1/v1/chat/completions", json={})
+    assert response.status_code == 404
+    assert "base URL has /v1 already: leave one of the two out" in error_of(response)["message"]
+
+
 def test_wrong_method(http):
     response = http.get(CHAT)
     assert response.status_code == 405
