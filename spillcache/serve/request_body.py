@@ -50,7 +50,9 @@ def _parsed(parse: Callable[[], Body]) -> Body:
 
 def _bad_body(detail: ErrorDetails) -> RequestError:
     if detail["type"] == "json_invalid" and "recursion limit" in detail["msg"]:
-        return RequestError("the body holds lists or objects within each other, too many levels")
+        return RequestError(
+            "the body holds lists or objects within each other, too many levels; send it flatter"
+        )
     if detail["type"] == "json_invalid":
         return RequestError(f"the body is not JSON: {detail['msg'].removeprefix('Invalid JSON: ')}")
     param = _path(detail["loc"])
@@ -69,6 +71,8 @@ def _bad_body(detail: ErrorDetails) -> RequestError:
 _SENTENCES = {
     "missing": "is required",
     "too_short": "is empty",
+    "too_long": "may have at most {max_length} items",
+    "string_too_long": "may have at most {max_length} characters",
     "int_type": "must be an integer",
     "int_from_float": "must be an integer",
     "float_type": "must be a number",

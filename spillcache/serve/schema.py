@@ -31,6 +31,8 @@ _CACHE_FIELDS = ("cache_prompt", "cache_store", "cache_salt")
 _NAME_SHOWN = 64
 _NAMES_SHOWN = 8
 
+_MEDIA = frozenset({"audio", "image_data", "modalities", "multimodal_data"})
+
 _NO_DEFAULTS = RequestDefaults()
 Prompt = Annotated[
     str
@@ -171,7 +173,8 @@ class GenerationBody(SamplingFields):
         for name, says_nothing in _NEUTRAL.items():
             value = getattr(self, name) if name in type(self).model_fields else None
             if value is not None and not says_nothing(value):
-                raise self.lacks(f"{name} is not supported by this server", name)
+                why = "only text is served" if name in _MEDIA else "this server has not that"
+                raise self.lacks(f"{name} is not supported: {why}; leave it out", name)
 
     def to_request(
         self,
