@@ -191,7 +191,7 @@ class NotOffered(Unsupported):
 
 
 class BodyTooLarge(RequestError):
-    """The request's body is larger than the server reads."""
+    """The request's body is larger than the server reads, or holds too many values."""
 
     code = "REQUEST_TOO_LARGE"
     status = 413
@@ -219,14 +219,14 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The request names another server, or another site's page sent it."""
+    """The request names another server, another site's page sent it, or it is about others."""
 
     code = "REQUEST_FORBIDDEN"
     status = 403
 
 
 class Overloaded(RequestError):
-    """The request queue is full; try again."""
+    """The request queue is full, or there is no room for the body beside others'; try again."""
 
     code = "SERVER_OVERLOADED"
     status = 429

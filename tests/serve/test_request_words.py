@@ -32,7 +32,8 @@ CHAT, NATIVE = "/v1/chat/completions", "/completion"
     ],
 )
 def test_sentences(http, path, fields, says):
-    response = http.post(path, json={"messages": ASKED, "prompt": "x", **fields})
+    asked = {"prompt": "x"} if path == NATIVE else {"messages": ASKED}
+    response = http.post(path, json={**asked, **fields})
     assert response.status_code in (400, 501)
     assert response.json()["error"]["message"].startswith(says)
 
