@@ -70,6 +70,7 @@ class GrammarTrials:
 
     def __init__(self) -> None:
         self._trying = threading.Lock()
+        self._looking = threading.Lock()
         self._known: OrderedDict[bytes, str] = OrderedDict()
         """By digest of the grammar: what is wrong with it, or ""."""
 
@@ -81,16 +82,28 @@ class GrammarTrials:
         if is_plain(kind, text):
             return
         name = hashlib.blake2b(f"{kind} {text}".encode(errors="replace")).digest()
-        with self._trying:
-            fault = self._known.pop(name, None)
-            if fault is None:
-                fault = _tried(kind, text)
-            self._known[name] = fault  # as the latest
-            if len(self._known) > _KNOWN_MAX:
-                self._known.popitem(last=False)
+        fault = self._find(name)
+        if fault is None:
+            with self._trying:
+                fault = self._find(name)  # somebody may have asked meanwhile
+                if fault is None:
+                    fault = _tried(kind, text)
+                    self._keep(name, fault)
         if fault:
             field = "grammar" if kind == "gbnf" else "json_schema"
             raise RequestError(f"{field}: {fault}", field)
+
+    def _find(self, name: bytes) -> str | None:
+        with self._looking:
+            if name in self._known:
+                self._known.move_to_end(name)
+            return self._known.get(name)
+
+    def _keep(self, name: bytes, fault: str) -> None:
+        with self._looking:
+            self._known[name] = fault
+            if len(self._known) > _KNOWN_MAX:
+                self._known.popitem(last=False)
 
 
 def is_plain(kind: "GrammarKind", text: str) -> bool:
