@@ -10,6 +10,7 @@ It exits with 0 when compiling came to an end, be it with an error, and dies of 
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,12 +42,13 @@ _PLAIN_SCHEMA_CHARACTERS = 1 << 14
 _PLAIN_OBJECTS = 256
 _PLAIN_WORDS = frozenset(
     """
-    $defs $id $ref $schema additionalProperties anyOf const default definitions deprecated
+    $defs $ref $schema additionalProperties anyOf const default definitions deprecated
     description enum examples items maxItems maxLength maximum minItems minLength minimum properties
     required strict title type
     """.split()  # noqa: SIM905 — a list of words reads better
 )
 """Keywords whose cost grows no faster than the schema, more or less."""
+_PLAIN_REFERENCE = re.compile(r"#|#/(\$defs|definitions)/[^/]+")
 _JSON_OPTIONS: Any = {
     # As llama.cpp reads it: one of them, whether or not another would fit as well.
     "coerce_one_of": True,
@@ -113,11 +115,20 @@ def is_plain(kind: "GrammarKind", text: str) -> bool:
     if len(text) > _PLAIN_SCHEMA_CHARACTERS:
         return False
     for number, one in enumerate(_subschemas(json.loads(text))):
-        # Alternatives beside properties are worked out as the product of both.
-        mixed = "anyOf" in one and ("properties" in one or "$ref" in one)
-        if number == _PLAIN_OBJECTS or mixed or not one.keys() <= _PLAIN_WORDS:
+        if number == _PLAIN_OBJECTS or not _is_plain_object(one):
             return False
     return True
+
+
+def _is_plain_object(schema: dict[str, Any]) -> bool:
+    if not schema.keys() <= _PLAIN_WORDS:
+        return False
+    if "anyOf" in schema and ("properties" in schema or "$ref" in schema):
+        return False  # worked out as the product of both
+    # A reference may lead to what no keyword makes a schema, and a list of items is one of schemas.
+    reference = schema.get("$ref", "#")
+    leads_on = isinstance(reference, str) and _PLAIN_REFERENCE.fullmatch(reference)
+    return bool(leads_on) and not isinstance(schema.get("items"), list)
 
 
 def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:

@@ -91,6 +91,10 @@ def test_plain_schemas_are_not_tried(monkeypatch, schema):
         {"description": "x" * 20_000},
         {"$defs": {"a": {"format": "date"}}},
         {"anyOf": [{"oneOf": []}]},
+        {"items": [ENDLESS]},
+        {"$ref": "#/default", "default": ENDLESS},
+        {"$ref": "#/$defs/a/default", "$defs": {"a": {"default": ENDLESS}}},
+        {"$ref": 5},
     ],
 )
 def test_other_schemas_are(schema):
