@@ -37,11 +37,8 @@ def bodies() -> Iterator[tuple[str, str, bytes]]:
     yield "1 000 000 ids", COMPLETION, b'{"prompt":[' + b"11," * 1_000_000 + b"11]}"
     yield "500 000 names", CHAT, ask + _names(500_000) + b"}"
     yield "65 000 lists", COMPLETION, b'{"prompt":[' + b"[1]," * 65_000 + b"1]}"
-    yield (
-        "a text of 16 MB",
-        CHAT,
-        b'{"messages":[{"role":"user","content":"' + b"\\n" * 8_000_000 + b'"}]}',
-    )
+    text = b'{"messages":[{"role":"user","content":"' + b"a" * 16_000_000 + b'"}]}'
+    yield "a text of 16 MB", CHAT, text
     yield "400 000 messages", CHAT, b'{"messages":[' + message * 400_000 + b'{"role":"user"}]}'
     yield "5 000 000 ids", COMPLETION, b'{"prompt":[' + b"11," * 5_000_000 + b"11]}"
     yield "1 400 000 names", CHAT, ask + _names(1_400_000) + b"}"
@@ -116,7 +113,10 @@ def measure(url: str) -> dict[str, dict[str, float]]:
         status = httpx.post(url + path, content=body, timeout=120).status_code
         took_ms = round(1000 * (time.perf_counter() - began), 1)
         found[name] = {"status": status, "pause_ms": stream.worst_ms(), "took_ms": took_ms}
-        print(f"{name:>20}  {status}  pause {found[name]['pause_ms']:8.1f} ms  took {took_ms:8.1f}")
+        print(
+            f"{name:>20}  {status}  pause {found[name]['pause_ms']:8.1f} ms  took {took_ms:8.1f}",
+            flush=True,
+        )
     return found
 
 
