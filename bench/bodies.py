@@ -33,13 +33,18 @@ def bodies() -> Iterator[tuple[str, str, bytes]]:
         b'{"role":"user"},',
         b'{"messages":[{"role":"user","content":"x"}],"max_tokens":1,',
     )
-    yield "30 000 messages", CHAT, b'{"messages":[' + message * 30_000 + b'{"role":"user"}]}'
+    wrong = b'],"temperature":-1}'  # once all else was read: a prompt of them takes minutes
+    yield "32 000 messages", CHAT, b'{"messages":[' + message * 32_000 + b'{"role":"user"}' + wrong
     yield "1 000 000 ids", COMPLETION, b'{"prompt":[' + b"11," * 1_000_000 + b"11]}"
-    yield "500 000 names", CHAT, ask + _names(500_000) + b"}"
-    yield "65 000 lists", COMPLETION, b'{"prompt":[' + b"[1]," * 65_000 + b"1]}"
+    yield "250 000 names", CHAT, ask + _names(250_000) + b"}"
+    yield "32 000 lists", COMPLETION, b'{"prompt":[' + b"[1]," * 32_000 + b"1]}"
     text = b'{"messages":[{"role":"user","content":"' + b"a" * 16_000_000 + b'"}]}'
     yield "a text of 16 MB", CHAT, text
-    yield "400 000 messages", CHAT, b'{"messages":[' + message * 400_000 + b'{"role":"user"}]}'
+    yield (
+        "400 000 messages",
+        CHAT,
+        b'{"messages":[' + message * 400_000 + b'{"role":"user"}' + wrong,
+    )
     yield "5 000 000 ids", COMPLETION, b'{"prompt":[' + b"11," * 5_000_000 + b"11]}"
     yield "1 400 000 names", CHAT, ask + _names(1_400_000) + b"}"
     yield "200 000 variables", CHAT, ask + b'"chat_template_kwargs":{' + _names(200_000) + b"}}"

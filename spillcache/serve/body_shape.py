@@ -11,9 +11,9 @@ import numpy as np
 
 from spillcache.errors import BodyTooLarge
 
-CONTAINERS_MAX = 1 << 16
+CONTAINERS_MAX = 1 << 15
 """Objects and lists: about 2 µs each at worst, for a message."""
-STRINGS_MAX = 1 << 19
+STRINGS_MAX = 1 << 18
 """Names of fields included: about 0.3 µs each."""
 ITEMS_MAX = 1 << 21
 """Numbers, and whatever else has a comma after it: 0.03 µs each. A context of a million tokens, as
