@@ -267,6 +267,8 @@ class ServeConfig:
     timeout_s: float = 600.0
     """How long a client may take to send a request's body, and to read on."""
     body_limit_bytes: int = 16 * MIB
+    bodies_limit_bytes: int = 512 * MIB
+    """All that are held at a time, and what is made of them; others get 429."""
     drain_s: float = 5.0
     """How long running answers may go on after SIGTERM before they are cut."""
     defaults: RequestDefaults = field(default_factory=RequestDefaults)

@@ -17,6 +17,7 @@
     │   ├── DecodeError        a decode call failed                         ENGINE_DECODE
     │   └── StateRejected      the engine refused a block's state           ENGINE_STATE_REJECTED
     ├── BenchError             a measurement could not be taken             BENCH_FAILED
+    ├── ServerSilent           no server answers where one was asked        SERVER_SILENT
     └── RequestError           a client's request can't be served           REQUEST_INVALID
         ├── PromptTooLong      more tokens than the context holds           REQUEST_PROMPT_TOO_LONG
         ├── Unsupported        understood, but not offered                  REQUEST_UNSUPPORTED
@@ -150,6 +151,12 @@ class BenchError(SpillcacheError):
     code = "BENCH_FAILED"
 
 
+class ServerSilent(SpillcacheError):
+    """No server of ours answers at the URL that a command was to ask."""
+
+    code = "SERVER_SILENT"
+
+
 class RequestError(SpillcacheError):
     """A client's request can't be served.
 
@@ -184,7 +191,7 @@ class NotOffered(Unsupported):
 
 
 class BodyTooLarge(RequestError):
-    """The request's body is larger than the server reads."""
+    """The request's body is larger than the server reads, or holds too many values."""
 
     code = "REQUEST_TOO_LARGE"
     status = 413
@@ -212,14 +219,14 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The request names another server, or another site's page sent it."""
+    """The request names another server, another site's page sent it, or it is about others."""
 
     code = "REQUEST_FORBIDDEN"
     status = 403
 
 
 class Overloaded(RequestError):
-    """The request queue is full; try again."""
+    """The request queue is full, or there is no room for the body beside others'; try again."""
 
     code = "SERVER_OVERLOADED"
     status = 429

@@ -5,6 +5,7 @@ called ``--port``.
 """
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,14 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from spillcache.cli.config_file import IGNORED
-from spillcache.cli.llama_flags import ALIASES, IGNORED_SWITCHES, IGNORED_VALUES, REFUSED
+from spillcache.cli.llama_flags import (
+    ALIASES,
+    HARMLESS,
+    IGNORED_SWITCHES,
+    IGNORED_VALUES,
+    REFUSED,
+)
+from spillcache.cli.llama_variables import ignored_variables
 from spillcache.errors import ConfigError
 
 _NUMBER = re.compile(r"-\d[\d.]*")
@@ -52,7 +60,8 @@ class ServeCommand(Command):
 
     def _checked(self, ctx: Any, words: list[str], options: Mapping[str, Any]) -> list[str]:
         ours, ignored = ours_of(words)
-        ctx.meta[IGNORED] = ignored
+        variables = {str(option.envvar) for option in options.values()}
+        ctx.meta[IGNORED] = ignored + ignored_variables(os.environ, variables)
         return checked(ours, options, unknown=lambda flag: _no_such_flag(flag, options))
 
 
@@ -110,11 +119,13 @@ def ours_of(words: list[str]) -> tuple[list[str], list[str]]:
         word = words[at]
         name, given, value = word.partition("=")
         at += 1
-        if name in REFUSED:
+        following = value if given else "".join(words[at : at + 1])
+        is_harmless = following in HARMLESS.get(name, ())
+        if name in REFUSED and not is_harmless:
             raise ConfigError(f"{name} is not supported: {REFUSED[name]}")
         if name in IGNORED_SWITCHES:
             ignored.append(word)
-        elif name in IGNORED_VALUES:
+        elif name in IGNORED_VALUES or is_harmless:
             ignored.append(word)
             if not given and at < len(words) and not is_flag(words[at]):
                 ignored[-1] += f" {words[at]}"

@@ -15,7 +15,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spillcache.cli.llama_flags import ALIASES, IGNORED_SWITCHES, IGNORED_VALUES, REFUSED
+from spillcache.cli.llama_flags import (
+    ALIASES,
+    HARMLESS,
+    IGNORED_SWITCHES,
+    IGNORED_VALUES,
+    REFUSED,
+)
 from spillcache.config import expanded
 from spillcache.errors import ConfigError
 
@@ -41,7 +47,8 @@ def use_config(context: Any, path: Path | None) -> Path | None:
     values: dict[str, Any] = {}
     for key, value in _read(path).items():
         flag = f"--{key}"
-        if flag in IGNORED_SWITCHES | IGNORED_VALUES:
+        is_harmless = str(value) in HARMLESS.get(flag, ())
+        if flag in IGNORED_SWITCHES | IGNORED_VALUES or is_harmless:
             context.meta.setdefault(IGNORED, []).append(key)
             continue
         option = options.get(ALIASES.get(flag, flag).removeprefix("--"))

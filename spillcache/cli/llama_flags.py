@@ -101,6 +101,14 @@ _REFUSED_BY_REASON: Mapping[str, str] = {
     "the cache needs all cells that it was told of": "--grp-attn-n -gan --grp-attn-w -gaw",
 }
 
+HARMLESS: Mapping[str, frozenset[str]] = {
+    "--reasoning-format": frozenset({"auto", "deepseek"}),
+    "--reasoning-budget": frozenset({"-1"}),
+    "--reasoning": frozenset({"auto"}),
+    "-rea": frozenset({"auto"}),
+}
+"""Values of refused flags that ask for what is so here anyway: ignored."""
+
 REFUSED: Mapping[str, str] = {
     flag: reason for reason, flags in _REFUSED_BY_REASON.items() for flag in flags.split()
 }

@@ -1,14 +1,18 @@
 """What a running server says of itself: its health, and what became of tokens and blocks."""
 
 import json
+import re
+import ssl
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections import defaultdict
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 
-from spillcache.config import format_size
-from spillcache.errors import ConfigError
+from spillcache.config import expanded, format_size
+from spillcache.errors import ConfigError, ServerSilent
 
 _TIMEOUT_S = 5.0
 _MOST_BYTES = 8 << 20
@@ -19,18 +23,22 @@ Values = dict[str, dict[tuple[str, ...], int]]
 """By metric, without prefix and ``_total``, and by the values of its labels."""
 
 
-def ask(url: str, api_key: str | None = None) -> dict[str, Any]:
-    """A server's health and counters since its start. Raises ConfigError."""
+def ask(url: str, api_key: str | None = None, cacert: Path | None = None) -> dict[str, Any]:
+    """A server's health and counters since its start; ``cacert``: the certificate to trust.
+
+    Raises ConfigError for flags that are wrong or missing, ServerSilent where no server answers.
+    """
     base = url.rstrip("/")
-    if not base.startswith(("http://", "https://")):
+    if not _is_url(base):
         raise ConfigError(f"--url: {url!r} is not a URL; write for example http://127.0.0.1:8080")
+    trust = _trust(cacert)
     try:
-        health = json.loads(_get(f"{base}/health", api_key))
+        health = json.loads(_get(f"{base}/health", api_key, trust))
         if not isinstance(health, dict):
             raise ValueError("its /health is no object")
-        values = _values(_get(f"{base}/metrics", api_key).decode())
+        values = _values(_get(f"{base}/metrics", api_key, trust).decode())
     except (OSError, ValueError, HTTPException) as error:
-        raise ConfigError(f"--url: {url} does not answer as a server of ours: {error}") from error
+        raise ServerSilent(f"--url: {_why_silent(base, error)}") from error
     return {
         "url": base,
         "status": health.get("status") or health.get("error", {}).get("message"),
@@ -110,11 +118,50 @@ def _reasons(what: str, by_tier: dict[str, dict[str, int]]) -> str:
     return f"; {what}: {', '.join(named)}" if named else ""
 
 
-def _get(url: str, api_key: str | None) -> bytes:
+def _is_url(text: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(text)
+        named = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
+    return named and parts.scheme in ("http", "https") and not re.search(r"[\s\x00-\x1f]", text)
+
+
+def _trust(cacert: Path | None) -> ssl.SSLContext | None:
+    if cacert is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=expanded(cacert))
+    except ssl.SSLError as error:
+        raise ConfigError(f"--cacert: {cacert} holds no certificate in PEM") from error
+    except OSError as error:
+        raise ConfigError(f"--cacert: {cacert}: {error.strerror}") from error
+
+
+def _why_silent(base: str, error: Exception) -> str:
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, ConnectionRefusedError):
+        return (
+            f"nothing listens at {base} (connection refused); start the server, or give the "
+            "address after 'listening on' in its log"
+        )
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return (
+            f"the certificate of {base} is not trusted ({reason.verify_message}); if it is your "
+            "own, give it with --cacert FILE"
+        )
+    if isinstance(reason, TimeoutError):
+        return f"{base} does not answer within {_TIMEOUT_S:g} s"
+    return f"{base} does not answer as a server of ours: {reason}"
+
+
+def _get(url: str, api_key: str | None, trust: ssl.SSLContext | None) -> bytes:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 — http only
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
+        with urllib.request.urlopen(  # noqa: S310
+            request, timeout=_TIMEOUT_S, context=trust
+        ) as answer:
             return bytes(answer.read(_MOST_BYTES))
     except urllib.error.HTTPError as error:
         if error.code == 401:

@@ -25,13 +25,19 @@ def status(
         str | None,
         typer.Option("--api-key", envvar="LLAMA_API_KEY", metavar="KEY", help="The server's."),
     ] = None,
+    cacert: Annotated[
+        Path | None,
+        typer.Option(
+            "--cacert", metavar="FILE", help="The server's certificate, if it is its own."
+        ),
+    ] = None,
     as_json: care.AsJson = False,
 ) -> None:
     """Show how a cache directory stands: quota, space, namespaces; with --url also a server."""
     path = care.directory_of(directory, cache_disk, "status")
     report = describe(path, care.look(path))
     if url is not None:
-        report["server"] = ask(url, api_key)
+        report["server"] = ask(url, api_key, cacert)
     if as_json:
         care.print_json(report)
     else:

@@ -63,6 +63,7 @@ BUILTIN: Mapping[str, str] = {"chatml": CHATML, "gemma": GEMMA, "llama3": LLAMA3
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
+_KIND_SHOWN = 40
 _SOURCE_CHARACTERS_MAX = 1 << 20
 _RENDER_STEPS = 2_000_000
 _RENDER_S = 10.0
@@ -189,6 +190,15 @@ def _plain_content(content: Any, param: str) -> str:
     return "".join(_part_text(part, f"{param}[{index}]") for index, part in enumerate(content))
 
 
+def only_text(param: str, kind: str) -> Unsupported:
+    """The error for a part of a message that is an image, a file, or the like."""
+    return Unsupported(
+        f"{param}: this server reads text only, and this is of type {kind[:_KIND_SHOWN]!r}; leave "
+        "it out, or send what it says as text",
+        param,
+    )
+
+
 def _part_text(part: Any, param: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in ("text", "input_text", "output_text", "refusal"):
@@ -197,7 +207,7 @@ def _part_text(part: Any, param: str) -> str:
             return text
         raise RequestError(f"{param} of type {kind} needs its text", param)
     if isinstance(kind, str):
-        raise Unsupported(f"{param}: this server reads text only, no part of this type", param)
+        raise only_text(param, kind)
     raise RequestError(f"{param} must be an object with a type", param)
 
 

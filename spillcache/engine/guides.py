@@ -2,7 +2,7 @@
 
 llama.cpp's own sampler for grammars can be kept busy for minutes by one of twenty lines, and ends
 the process over others. llguidance computes the same masks within bounds: of time, of memory, and
-of the grammar's size.
+of the grammar's size; what compiling takes is tried first (``grammar_trial``).
 """
 
 import threading
@@ -14,16 +14,11 @@ from numpy.typing import NDArray
 
 from spillcache.engine.base import GrammarKind, Guide
 from spillcache.engine.gbnf import lark_of
+from spillcache.engine.grammar_trial import GrammarTrials, matcher_of
+from spillcache.engine.grammar_words import reason_of
 from spillcache.errors import NotOffered, RequestError
 
 SCHEMA_CHARACTERS_MAX = 1 << 18
-_REASON_CHARACTERS_MAX = 300
-_JSON_OPTIONS: Any = {
-    # As llama.cpp reads it: one of them, whether or not another would fit as well.
-    "coerce_one_of": True,
-    # Else a model may go on with blanks for ever.
-    "whitespace_pattern": r"[ \n\r\t]{0,40}",
-}
 
 
 class Steps:
@@ -53,7 +48,7 @@ class Steps:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise RequestError(f"grammar: {_reason(self._matcher.get_error())}", "grammar")
+            raise RequestError(f"grammar: {reason_of(self._matcher.get_error())}", "grammar")
 
 
 class TokenGuide(Guide):
@@ -123,6 +118,7 @@ class Guides:
         self._tokens, self._ends, self._tokenize = tokens, ends, tokenize
         self._tokenizer: Any = None
         self._making = threading.Lock()
+        self._trials = GrammarTrials()
 
     def make(self, kind: GrammarKind, text: str) -> Guide:
         """See Engine.guide."""
@@ -133,18 +129,13 @@ class Guides:
                 "grammars and JSON schemas need llguidance; run: pip install 'spillcache[llama]'",
                 "grammar",
             ) from error
-        if kind == "gbnf":
-            grammar = api.LLMatcher.grammar_from_lark(lark_of(text))
-        else:
-            grammar = api.LLMatcher.grammar_from_json_schema(
-                _checked_schema(text), overrides=_JSON_OPTIONS
-            )
+        _check(kind, text)
+        self._trials.check(kind, text)
         tokenizer = self._known_tokenizer(api)
-        limits = api.LLParserLimits(verbose_errors=False)
-        matcher = api.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        matcher = matcher_of(api, tokenizer, kind, text)
         if matcher.is_error():
             field = "grammar" if kind == "gbnf" else "json_schema"
-            raise RequestError(f"{field}: {_reason(matcher.get_error())}", field)
+            raise RequestError(f"{field}: {reason_of(matcher.get_error())}", field)
         return TokenGuide(matcher, tokenizer.vocab_size)
 
     def _known_tokenizer(self, api: Any) -> Any:
@@ -157,16 +148,13 @@ class Guides:
             return self._tokenizer
 
 
-def _checked_schema(text: str) -> str:
-    if len(text) > SCHEMA_CHARACTERS_MAX:
+def _check(kind: GrammarKind, text: str) -> None:
+    """What can be told at once. Raises RequestError."""
+    if kind == "gbnf":
+        lark_of(text)
+    elif len(text) > SCHEMA_CHARACTERS_MAX:
         raise RequestError(
-            f"json_schema: more than {SCHEMA_CHARACTERS_MAX} characters", "json_schema"
+            f"json_schema: it has {len(text):,} characters, and may have "
+            f"{SCHEMA_CHARACTERS_MAX:,}; make it smaller",
+            "json_schema",
         )
-    return text
-
-
-def _reason(words: str) -> str:
-    """The library's first line: what follows may quote the grammar, or what was answered."""
-    if words.startswith("NoExtension"):
-        return "no token of the model can go on from here"
-    return " ".join(words.strip().split("\n", 1)[0].split())[:_REASON_CHARACTERS_MAX]

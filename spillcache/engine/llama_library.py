@@ -166,6 +166,11 @@ def load_model(lib: Library, config: EngineConfig, stop: Callable[[], bool] = la
         check_model_file(path)
     params = lib.api.llama_model_default_params()
     params.n_gpu_layers = config.gpu_layers
+    if config.gpu_layers and not lib.api.llama_supports_gpu_offload():
+        log.warning(
+            "-ngl: this llama.cpp library was built without a GPU, so all layers stay on the CPU; "
+            "LLAMA_CPP_LIB_PATH may name another one (spillcache doctor -m MODEL lists backends)"
+        )
     params.load_mode = _load_mode(lib.api, config)
     kept = place(lib.api, params, config)  # must live until the model is loaded
     params.progress_callback = lib.api.llama_progress_callback(lambda *_: not stop())

@@ -7,6 +7,7 @@ hold besides (``cache_control``, ``citations``) changes nothing.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spillcache.engine.chat_template import only_text
 from spillcache.errors import RequestError, Unsupported
 from spillcache.serve.tool_call import json_text
 
@@ -83,7 +84,7 @@ def _texts(content: _Content, where: str) -> list[dict[str, Any]]:
 
 def _part(block: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
     if kind != "text":
-        raise Unsupported(f"{where}: this server reads text only, no block of this type", where)
+        raise only_text(where, kind)
     return {"type": "text", "text": _field(block, "text", where)}
 
 

@@ -31,16 +31,22 @@ def anthropic_router(service: Door) -> APIRouter:
         form = MessageFormat(
             name, stops=body.stops(), limit=body.max_tokens, thoughts=body.wants_thoughts
         )
-        return await chat_answer(service, request, body.chat(), form)
+        return await chat_answer(service, request, await in_text_thread(body.chat), form)
 
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(request: Request) -> Response:
         check_ready(service)
-        chat = (await read_body(request, MessagesBody)).chat()
+        body = await read_body(request, MessagesBody)
+        chat = await in_text_thread(body.chat)
         chat.check_offered()
-        turn, talk = begin_turn(service, request, chat), conversation(service, request, chat)
+        turn = begin_turn(service, request, chat)
         variables = template_variables(chat.chat_template_kwargs, service.settings.serve.defaults)
-        tokens = await in_text_thread(lambda: chat_tokens(service.engine, talk, turn, variables))
+
+        def tokenize() -> list[int]:
+            talk = conversation(service, request, chat)
+            return chat_tokens(service.engine, talk, turn, variables)
+
+        tokens = await in_text_thread(tokenize)
         return JSONResponse({"input_tokens": len(tokens)})
 
     return router

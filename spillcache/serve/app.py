@@ -17,7 +17,7 @@ from spillcache.serve.api_keys import ApiKeys
 from spillcache.serve.cache_routes import cache_router
 from spillcache.serve.door import Door
 from spillcache.serve.error_shapes import ErrorResponse
-from spillcache.serve.guards import HeaderLimit, HostGate, OriginGate, RequestLimit
+from spillcache.serve.guards import HeaderLimit, HeadGate, HostGate, OriginGate, RequestLimit
 from spillcache.serve.http_errors import error_object, error_response
 from spillcache.serve.lacking_routes import lacking_router
 from spillcache.serve.meta_routes import meta_router
@@ -36,6 +36,8 @@ _ROUTER_ERRORS = {
     405: ("invalid_request_error", "method_not_allowed"),
 }
 """Type and code of what the router says by itself, by status."""
+_TWICE = "/v1/v1"
+_SHOWN = 200
 _MORE_REQUESTS = 64
 """Besides those that run or wait: whose bodies come, whose prompts are tokenised, and the like."""
 
@@ -70,7 +72,12 @@ def create_app(service: Door) -> FastAPI:
 
 def _guard(app: FastAPI, serve: ServeConfig, slots: int) -> None:
     """What stands before the routes; the last one added is the outermost."""
-    app.add_middleware(BodyLimit, limit_bytes=serve.body_limit_bytes, timeout_s=serve.timeout_s)
+    app.add_middleware(
+        BodyLimit,
+        limit_bytes=serve.body_limit_bytes,
+        timeout_s=serve.timeout_s,
+        room_bytes=serve.bodies_limit_bytes,
+    )
     app.add_middleware(RequestLimit, limit=serve.queue_limit + slots + _MORE_REQUESTS)
     if serve.api_keys:
         isolate = serve.isolation == "api-key"
@@ -84,6 +91,7 @@ def _guard(app: FastAPI, serve: ServeConfig, slots: int) -> None:
             allow_headers=["*"],
         )
     app.add_middleware(HostGate, hosts=Hosts(serve.host, serve.allowed_hosts))
+    app.add_middleware(HeadGate)
     app.add_middleware(HeaderLimit)
     app.add_middleware(ErrorGuard)
 
@@ -96,7 +104,11 @@ async def _http_error(request: Request, exception: Exception) -> Response:
     """What the router says by itself: no such path, or not by this method."""
     error = cast("HTTPException", exception)
     kind, code = _ROUTER_ERRORS.get(error.status_code, ("invalid_request_error", RequestError.code))
-    message = f"{request.method} {request.url.path}: {error.detail.lower()}; GET / lists the routes"
+    path = request.url.path
+    hint = "GET / lists the routes"
+    if path.startswith(_TWICE):
+        hint = "the client's base URL has /v1 already: leave one of the two out"
+    message = f"{request.method} {path[:_SHOWN]}: {error.detail.lower()}; {hint}"
     content = error_object(message, kind, code)
     return ErrorResponse(content, error.status_code, error.headers)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from spillcache.errors import Forbidden, HeadersTooLarge, Overloaded
+from spillcache.errors import Forbidden, HeadersTooLarge, Overloaded, RequestError
 from spillcache.serve.http_errors import error_response
 from spillcache.serve.middleware import header
 from spillcache.serve.origin import ANY, Hosts, is_own
@@ -12,6 +12,10 @@ from spillcache.serve.origin import ANY, Hosts, is_own
 HEADERS_MAX = 100
 HEADER_BYTES_MAX = 32 << 10
 """The request line's target included."""
+SINGLE = (b"origin", b"authorization", b"x-api-key", b"content-type")
+"""Fields by which requests are judged, so that there may be one of each. Of Host and Content-Length
+the HTTP parser sees to it.
+"""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _SHOWN = 100
 
@@ -84,6 +88,35 @@ class HeaderLimit:
                 await error_response(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class HeadGate:
+    """Refuses heads that mean two things: a proxy before the server may read the other one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on; answer 400 for a field that may be there once and is there twice, and for two
+        ways to say how long the body is.
+        """
+        problem = _ambiguity(scope) if scope["type"] == "http" else ""
+        if problem:
+            response = error_response(RequestError(f"{problem}; send one"))
+            response.headers["Connection"] = "close"  # where the next request begins is unsure
+            await response(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _ambiguity(scope: Scope) -> str:
+    names = [name for name, _ in scope["headers"]]
+    for name in SINGLE:
+        if names.count(name) > 1:
+            return f"the request has the header {name.decode().title()} twice"
+    if b"content-length" in names and b"transfer-encoding" in names:
+        return "the request has both Content-Length and Transfer-Encoding"
+    return ""
 
 
 class RequestLimit:

@@ -7,6 +7,7 @@ never end a request's head, and those that don't read their answers. (Bodies hav
 
 import asyncio
 import json
+import sys
 from typing import Any
 
 import h11
@@ -68,7 +69,8 @@ class TimedProtocol(H11Protocol):
                 HeadersTooLarge(f"the request's head is larger than {HEADER_BYTES_MAX} bytes")
             )
         else:
-            self._refuse(RequestError(f"this is no HTTP request that is understood here ({msg})"))
+            why = sys.exception() or msg  # the parser says more than uvicorn does
+            self._refuse(RequestError(f"this is no HTTP request that is understood here ({why})"))
 
     def _await_head(self) -> None:
         self._head = self.loop.call_later(min(HEAD_S, self.timeout_s), self.transport.close)

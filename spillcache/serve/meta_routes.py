@@ -8,7 +8,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from spillcache import __version__
 from spillcache.engine.base import Engine
-from spillcache.errors import NotReady
+from spillcache.errors import Forbidden, NotReady
+from spillcache.serve.adapters import Adapters
 from spillcache.serve.door import Door
 from spillcache.serve.http_errors import RETRY_AFTER_S, error_object, without_paths
 from spillcache.serve.native_format import sampling_settings
@@ -51,7 +52,7 @@ def meta_router(service: Door) -> APIRouter:
 
     @router.post("/lora-adapters")
     async def set_adapters(request: Request) -> Response:
-        known = service.adapters
+        known = _common_adapters(service)
         known.set_default((await read_body(request, LoraBody)).pairs)
         return JSONResponse({"success": True})
 
@@ -70,6 +71,16 @@ def meta_router(service: Door) -> APIRouter:
         return JSONResponse({"content": text})
 
     return router
+
+
+def _common_adapters(service: Door) -> Adapters:
+    """Those of all requests. Raises Forbidden where clients are kept apart."""
+    if service.settings.serve.isolation == "api-key":
+        raise Forbidden(
+            "with --cache-isolation api-key no client sets the adapters of others; name them in "
+            "each request, as lora, or start the server with --lora-scaled"
+        )
+    return service.adapters
 
 
 def _slots(service: Door, *, fail_if_busy: bool) -> list[dict[str, Any]]:
@@ -129,6 +140,7 @@ def _props(service: Door, engine: Engine) -> dict[str, Any]:
         "max_tokens": -1 if limit is None else limit,
         "n_predict": -1 if limit is None else limit,
         "n_keep": 0,
+        "reasoning_format": "deepseek",  # llama-server's name for what is always so here
         "stream": False,
         "lora": [],
     }

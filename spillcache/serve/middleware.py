@@ -5,8 +5,15 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spillcache.errors import BodyTooLarge, BodyTooLate, SpillcacheError, Unauthorized
+from spillcache.errors import (
+    BodyTooLarge,
+    BodyTooLate,
+    RequestError,
+    SpillcacheError,
+    Unauthorized,
+)
 from spillcache.serve.api_keys import ApiKeys
+from spillcache.serve.body_room import BodyRoom, BodyShare
 from spillcache.serve.error_shapes import ErrorResponse
 from spillcache.serve.http_errors import error_object, error_response
 from spillcache.serve.tenant import set_tenant
@@ -72,17 +79,18 @@ class KeyGate:
 
 
 class BodyLimit:
-    """Refuses bodies past a limit, by their declared length or while they are read, and those that
-    take longer to come than ``timeout_s``.
+    """Refuses bodies past a limit, by their declared length or while they are read, those that
+    take longer to come than ``timeout_s``, and those for which others leave no room.
     """
 
-    def __init__(self, app: ASGIApp, limit_bytes: int, timeout_s: float) -> None:
+    def __init__(self, app: ASGIApp, limit_bytes: int, timeout_s: float, room_bytes: int) -> None:
         self._app = app
         self._limit_bytes = limit_bytes
+        self._room = BodyRoom(room_bytes)
         self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, counting what is read; answer 413 past the limit."""
+        """Pass on, counting what is read; answer 413 past the limit, 429 where there is no room."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -92,6 +100,10 @@ class BodyLimit:
             await _drain(receive, self._limit_bytes)
             await error_response(self._error())(scope, receive, send)
             return
+        with self._room.share(scope) as share:
+            await self._app(scope, self._receiver(receive, share), send)
+
+    def _receiver(self, receive: Receive, share: BodyShare) -> Receive:
         read_bytes = 0
         deadline: float | None = asyncio.get_running_loop().time() + self._timeout_s
 
@@ -106,13 +118,17 @@ class BodyLimit:
             if not message.get("more_body"):
                 deadline = None  # what may come yet is only that the client leaves
             read_bytes += len(message.get("body", b""))
-            if read_bytes > self._limit_bytes:
+            try:
+                if read_bytes > self._limit_bytes:
+                    raise self._error()
+                share.take(len(message.get("body", b"")))
+            except RequestError:
                 if message["more_body"]:
                     await _drain(receive, self._limit_bytes)
-                raise self._error()
+                raise
             return message
 
-        await self._app(scope, receiver, send)
+        return receiver
 
     def _error(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body is larger than {self._limit_bytes} bytes")

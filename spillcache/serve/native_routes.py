@@ -16,6 +16,7 @@ from spillcache.serve.native_format import NativeFormat
 from spillcache.serve.openai_routes import (
     answer,
     begin_turn,
+    check_count,
     check_length,
     check_token_ids,
     model_name,
@@ -100,6 +101,7 @@ def native_tokens(
     with it; what follows is as it is.
     """
     pieces = body.one_prompt()
+    check_count(engine, pieces, "prompt")
     check_length(engine, "".join(piece for piece in pieces if isinstance(piece, str)), "prompt")
     check_token_ids(engine, [piece for piece in pieces if isinstance(piece, int)], "prompt")
     if begins and len(pieces) == 1 and isinstance(pieces[0], str):

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions, POST /v1/completions, GET /v1/models, with and without ``/v1``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -101,10 +101,10 @@ async def chat_answer(service: Door, request: Request, asked: ChatBody, form: Ch
     """Answer a chat; ``asked`` is what the request comes to, in whichever API it was made."""
     engine, body = service.engine, asked.held()
     turn = begin_turn(service, request, body)
-    chat = conversation(service, request, body)
     variables = template_variables(body.chat_template_kwargs, service.settings.serve.defaults)
 
     def tokenize() -> list[int]:
+        chat = conversation(service, request, body)
         tokens = chat_tokens(engine, chat, turn, variables)
         several = body.parallel_tool_calls is not False
         form.reads(chat.parser(), chat.named, several=several)
@@ -166,6 +166,7 @@ def prompt_tokens(engine: Engine, body: CompletionBody, turn: Turn) -> list[int]
     if isinstance(prompt, str):
         check_length(engine, prompt, "prompt")
         return turn.tokens(prompt, add_special=True)
+    check_count(engine, prompt, "prompt")
     check_token_ids(engine, prompt, "prompt")
     return prompt
 
@@ -179,6 +180,16 @@ def check_length(engine: Engine, text: str, param: str) -> None:
         raise PromptTooLong(
             f"{param}: the text has {len(text)} characters and the context holds "
             f"{engine.limits.context_tokens} tokens; shorten it",
+            param,
+        )
+
+
+def check_count(engine: Engine, pieces: Sequence[object], param: str) -> None:
+    """Raise PromptTooLong for more token ids and texts than the context has tokens."""
+    if len(pieces) > engine.limits.context_tokens:
+        raise PromptTooLong(
+            f"{param}: it has {len(pieces):,} token ids, and the context holds "
+            f"{engine.limits.context_tokens:,}; shorten it",
             param,
         )
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from spillcache.engine.chat_template import only_text
 from spillcache.errors import RequestError, Unsupported
 
 _ROLES = {"user", "assistant", "system", "developer"}
@@ -84,7 +85,7 @@ def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
         if not isinstance(kind, str):
             raise RequestError(f"{place} must be an object with a type", place)
         if kind not in {"input_text", "output_text", "text", "refusal"}:
-            raise Unsupported(f"{place}: this server reads text only, no part of this type", place)
+            raise only_text(place, kind)
         _field(part, "refusal" if kind == "refusal" else "text", place)
     return content
 

@@ -9,6 +9,7 @@ from spillcache.serve.openai_routes import chat_answer, check_ready, model_name
 from spillcache.serve.request_body import read_body
 from spillcache.serve.responses_format import ResponseFormat
 from spillcache.serve.responses_schema import ResponsesBody
+from spillcache.serve.text_thread import in_text_thread
 
 _NAMES = {"messages": "input", "response_format": "text.format"}
 """Fields of chats, as this API calls them."""
@@ -26,7 +27,8 @@ def responses_router(service: Door) -> APIRouter:
         body = await read_body(request, ResponsesBody)
         form = ResponseFormat(name, body.echoed())
         try:
-            return await chat_answer(service, request, body.chat(), form)
+            chat = await in_text_thread(body.chat)
+            return await chat_answer(service, request, chat, form)
         except RequestError as error:
             error.param = _NAMES.get(error.param or "", error.param)
             raise

@@ -6,7 +6,7 @@ but not offered are refused unless they say nothing, because an answer that igno
 wrong answer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
@@ -29,6 +29,9 @@ _CHUNKS_MAX = 256
 
 _CACHE_FIELDS = ("cache_prompt", "cache_store", "cache_salt")
 _NAME_SHOWN = 64
+_NAMES_SHOWN = 8
+
+_MEDIA = frozenset({"audio", "image_data", "modalities", "multimodal_data"})
 
 _NO_DEFAULTS = RequestDefaults()
 Prompt = Annotated[
@@ -170,7 +173,8 @@ class GenerationBody(SamplingFields):
         for name, says_nothing in _NEUTRAL.items():
             value = getattr(self, name) if name in type(self).model_fields else None
             if value is not None and not says_nothing(value):
-                raise self.lacks(f"{name} is not supported by this server", name)
+                why = "only text is served" if name in _MEDIA else "this server has not that"
+                raise self.lacks(f"{name} is not supported: {why}; leave it out", name)
 
     def to_request(
         self,
@@ -247,8 +251,18 @@ class ChatBody(GenerationBody):
         name = chosen_name(self.tool_choice)
         if name is None and self.tool_choice != "required":
             return None
-        if not self.tools or name not in {None, *schemas_of(self.tools)}:
-            raise RequestError("tool_choice: there is no such tool", "tool_choice")
+        if not self.tools:
+            raise RequestError(
+                "tool_choice: a call is asked for, and there are no tools; send tools, or leave "
+                "tool_choice out",
+                "tool_choice",
+            )
+        known = schemas_of(self.tools)
+        if name not in {None, *known}:
+            raise RequestError(
+                f"tool_choice: {name} is none of the request's tools: {_listed(known)}",
+                "tool_choice",
+            )
         return call_schema(self.tools, name)
 
     def held(self) -> "ChatBody":
@@ -387,6 +401,13 @@ def _several(error: type[Unsupported]) -> Unsupported:
 
 def _nothing() -> RequestError:
     return RequestError("the prompt is empty: there is nothing to complete", "prompt")
+
+
+def _listed(names: Iterable[str]) -> str:
+    """A few of them."""
+    listed = list(names)
+    more = ", …" if len(listed) > _NAMES_SHOWN else ""
+    return ", ".join(listed[:_NAMES_SHOWN]) + more
 
 
 def _empty(value: Any) -> bool:

@@ -1,6 +1,8 @@
 import json
 import os
 import re
+import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -9,7 +11,9 @@ from typing import Any
 
 import pytest
 from care_tools import BLUE, RECORD, RED, config, put
+from certificate import written
 
+from spillcache.cli import server_counters
 from spillcache.metrics import Metrics
 from spillcache.store.block_store import BlockStore
 
@@ -152,18 +156,54 @@ def test_a_server_with_a_key(cli: Any, directory: Path, server: Server) -> None:
     assert "5 disk" in cli("status", str(directory), *words).out
 
 
-@pytest.mark.parametrize("url", ["localhost:1", "ftp://x", "http://127.0.0.1:1"])
-def test_what_is_no_server(cli: Any, directory: Path, url: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "code", "says"),
+    [
+        ("localhost:1", 2, "is not a URL"),
+        ("ftp://x", 2, "is not a URL"),
+        ("http://127.0.0.1:0", 2, "is not a URL"),
+        ("http://127.0.0.1:1", 1, "nothing listens at http://127.0.0.1:1 (connection refused)"),
+    ],
+)
+def test_what_is_no_server(cli: Any, directory: Path, url: str, code: int, says: str) -> None:
     BlockStore.open(config(directory)).close()
     ended = cli("status", str(directory), "--url", url)
-    assert ended.code == 2
-    assert "--url" in ended.err
+    assert ended.code == code
+    assert ended.err.startswith("spillcache: error: --url: ")
+    assert says in ended.err
+
+
+def test_a_server_that_dawdles(cli: Any, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    BlockStore.open(config(directory)).close()
+    monkeypatch.setattr(server_counters, "_TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ended = cli(
+            "status", str(directory), "--url", f"http://127.0.0.1:{silent.getsockname()[1]}"
+        )
+    assert (ended.code, "does not answer within 0.05 s" in ended.err) == (1, True)
+
+
+def test_a_certificate_of_ones_own(cli: Any, directory: Path, server: Server) -> None:
+    BlockStore.open(config(directory)).close()
+    files = written(directory.parent)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    server.http.socket = context.wrap_socket(server.http.socket, server_side=True)
+    words = ("status", str(directory), "--url", f"https://localhost:{server.http.server_port}")
+    ended = cli(*words)
+    assert ended.code == 1
+    assert "is not trusted (self-signed certificate); if it is your own, give it with" in ended.err
+    assert cli(*words, "--cacert", str(files.certificate)).code == 0
+    ended = cli(*words, "--cacert", str(directory / "none"))
+    assert (ended.code, "--cacert: " in ended.err) == (2, True)
+    ended = cli(*words, "--cacert", str(directory / "spillcache.json"))
+    assert (ended.code, "holds no certificate in PEM" in ended.err) == (2, True)
 
 
 def test_an_answer_that_is_not_ours(cli: Any, directory: Path, server: Server) -> None:
     BlockStore.open(config(directory)).close()
     server.metrics.render = lambda: b"\xff\xfe"  # type: ignore[method-assign]
-    assert cli("status", str(directory), "--url", server.url).code == 2
+    assert cli("status", str(directory), "--url", server.url).code == 1
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:bad/", "http://a b", "http://[", "ftp://x"])

@@ -219,6 +219,19 @@ def test_an_earlier_failure_is_not_the_reason_of_a_later_one(
         load_model(lib, EngineConfig(gguf_model("llama")))
 
 
+@pytest.mark.parametrize(("layers", "gpu", "warned"), [(1, False, 1), (1, True, 0), (0, False, 0)])
+def test_layers_for_a_gpu_that_the_library_does_not_know(
+    lib: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    layers: int, gpu: bool, warned: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(lib.api, "llama_supports_gpu_offload", lambda: gpu)
+    (tmp_path / "odd.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelLoadError):
+        load_model(lib, EngineConfig(tmp_path / "odd.gguf", gpu_layers=layers))
+    said = [r.message for r in caplog.records if r.message.startswith("-ngl: ")]
+    assert len(said) == warned
+
+
 def test_parts_of_a_split_model() -> None:
     assert model_files(Path("/m/x.gguf")) == [Path("/m/x.gguf")]
     assert model_files(Path("/m/x-00001-of-00003.gguf")) == [

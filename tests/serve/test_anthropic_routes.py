@@ -276,7 +276,7 @@ def test_choices_of_tools(claude, http, service):
     assert message.content[0].text == ONE
     assert '"name": "weather"' in prompt_of(service)
     for choice, words in [
-        ({"type": "tool", "name": "other"}, "there is no such tool"),
+        ({"type": "tool", "name": "other"}, "other is none of the request's tools: weather"),
         ({"type": "always"}, "must be auto, any, tool or none"),
         ({}, "must be auto, any, tool or none"),
     ]:

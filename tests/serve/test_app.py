@@ -36,7 +36,8 @@ def test_malformed_json(http, raw):
     response = http.post(CHAT, content=raw)
     error = error_of(response)
     assert response.status_code == 400
-    assert error["message"].startswith(("the body is not JSON: ", "the body must be"))
+    words = ("the body is not JSON: ", "the body must be", "the body holds lists")
+    assert error["message"].startswith(words)
     assert (error["type"], error["code"]) == ("invalid_request_error", "REQUEST_INVALID")
 
 
@@ -139,6 +140,12 @@ def test_no_such_path(http):
     assert (error["type"], error["code"]) == ("not_found_error", "not_found")
     assert "GET / lists the routes" in error["message"]
     assert http.get("/docs").status_code == http.get("/redoc").status_code == 404
+
+
+def test_a_base_url_that_says_v1_twice(http):
+    response = http.post("/v1/v1/chat/completions", json={})
+    assert response.status_code == 404
+    assert "base URL has /v1 already: leave one of the two out" in error_of(response)["message"]
 
 
 def test_wrong_method(http):

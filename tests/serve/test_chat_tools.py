@@ -161,9 +161,13 @@ def test_without_tools_nothing_is_a_call(ai, service, tools):
         ({"tool_choice": {"type": "function"}}, "needs a function"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "other"}}},
-            "there is no such tool",
+            "tool_choice: other is none of the request's tools: weather, write_file, plan",
         ),
-        ({"tool_choice": "required", "tools": []}, "there is no such tool"),
+        ({"tool_choice": "required", "tools": []}, "and there are no tools; send tools, or leave"),
+        (
+            {"tool_choice": "required", "tools": None},
+            "tool_choice: a call is asked for, and there are no tools",
+        ),
     ],
 )
 def test_what_is_wrong_with_tools_is_said(http, fields, words):

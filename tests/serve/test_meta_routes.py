@@ -103,6 +103,7 @@ def test_props(http, service):
     assert (props["endpoint_slots"], props["endpoint_props"]) == (True, False)
     assert props["default_generation_settings"]["n_ctx"] == 4096
     assert props["default_generation_settings"]["params"]["top_k"] == 40
+    assert props["default_generation_settings"]["params"]["reasoning_format"] == "deepseek"
     assert props["build_info"].startswith("spillcache ")
     service.state = "loading"
     assert http.get("/props").status_code == 503

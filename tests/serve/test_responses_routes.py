@@ -204,7 +204,7 @@ def test_choices_of_tools(ai, http, service):
     says(service, ONE)
     assert ask(ai, tools=OURS, tool_choice="none").output_text == ONE
     for choice, words in [
-        ({"type": "function", "name": "other"}, "there is no such tool"),
+        ({"type": "function", "name": "other"}, "other is none of the request's tools: weather"),
         ({"type": "web_search"}, "or name a function"),
         ("always", "must be one of none, auto, required"),
     ]:
