@@ -292,7 +292,7 @@ def test_a_call_that_must_be_comes_before_a_response_format(ai, http, service):
     message = ask(ai, tool_choice="required", response_format=form).choices[0].message
     assert message.tool_calls[0].function.name == "plan"
     held = json.loads(service.last().request.sampling.guide.text)
-    assert [one["properties"]["name"]["const"] for one in held["anyOf"]][0] == "weather"
+    assert next(one["properties"]["name"]["const"] for one in held["anyOf"]) == "weather"
     # With "auto" the answer has that form, and so is no call.
     ask(ai, response_format=form)
     assert json.loads(service.last().request.sampling.guide.text) == schema
