@@ -96,10 +96,11 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "$defs": {"node": closed(value=SMALL, next={"anyOf": [{"type": "null"}, NODE]})},
         **closed(head=NODE),
     },
-    "names of any kind": {
+    "names by a pattern": {
         "type": "object",
-        "properties": {"yes": {"type": "boolean"}, "no": {"type": "boolean"}},
+        "properties": {"yes": {"type": "boolean"}},
         "required": ["yes"],
-        "additionalProperties": {"type": "integer", "minimum": 0, "maximum": 9},
+        "patternProperties": {"^[a-d]{1,4}$": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "additionalProperties": False,
     },
 }
