@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -69,7 +70,7 @@ def embedding_router(service: Door) -> APIRouter:
         for index, tokens in enumerate(prompts):
             if await request.is_disconnected():
                 raise ClientGone
-            vector = await in_text_thread(lambda tokens=tokens: service.embed(tokens))  # type: ignore[misc]
+            vector = await in_text_thread(partial(service.embed, tokens))
             data.append({
                 "object": "embedding",
                 "index": index,
