@@ -75,16 +75,16 @@ def own_id(value: Any) -> str:
     return value if isinstance(value, str) and _NAME.fullmatch(value) else ""
 
 
-def typed_value(text: str, schema: Any) -> Any:
-    """A value that came as text, as ``schema`` has it: what that does not call a number, a list or
-    the like stays a text.
+def typed_value(text: str, schema: Any) -> str:
+    """The JSON text of a value that came as text, as ``schema`` has it: what that does not call a
+    number, a list or the like, and what is no JSON, stays a text.
     """
-    if is_text(schema):
-        return text
-    try:
-        return json_value(text.strip())
-    except NotACall:
-        return text
+    if not is_text(schema):
+        try:
+            return whole_characters(json_text(json_value(text.strip())))
+        except (NotACall, ValueError):
+            pass
+    return whole_characters(json_text(text))
 
 
 def is_text(schema: Any) -> bool:
@@ -104,7 +104,10 @@ def object_text(value: Any) -> str:
         return "{}"
     if not isinstance(value, dict):
         raise NotACall("the arguments are no object")
-    return whole_characters(json_text(value))
+    try:
+        return whole_characters(json_text(value))
+    except ValueError as error:
+        raise NotACall(str(error)) from error
 
 
 def json_text(value: Any) -> str:

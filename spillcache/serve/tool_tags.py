@@ -12,9 +12,7 @@ from spillcache.serve.call_teller import CallTeller
 from spillcache.serve.json_scan import escaped
 from spillcache.serve.tool_call import (
     is_text,
-    json_text,
     typed_value,
-    whole_characters,
 )
 from spillcache.serve.tool_objects import read_arguments, read_json
 from spillcache.serve.tool_source import Source, Waiting, begun
@@ -93,9 +91,9 @@ class _Texts(ABC):
             teller.more('"', at)
             return at
         end, mark = yield from source.first(at, self.closes)
-        value = json_text(typed_value(source.text[at:end], schema))
+        value = typed_value(source.text[at:end], schema)
         end += len(mark)
-        teller.more(head + whole_characters(value), end)
+        teller.more(head + value, end)
         return end
 
     @abstractmethod

@@ -312,6 +312,19 @@ def test_values_of_arguments(written, read):
         assert said == ""
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("-1e999", "-1e999"), ("NaN", "NaN"), ("9" * 5000, "9" * 5000), ("0.5", 0.5)],
+)
+def test_numbers_that_json_has_not_stay_texts(written, read):
+    text = f"<tool_call>plan<arg_key>share</arg_key><arg_value>{written}</arg_value></tool_call>"
+    ((call,),) = parse_answer(text, tool_format("tools <tool_call>"), SCHEMAS)[1:]
+    assert json.loads(call.arguments) == {"share": read}
+    text = f'<tool_call>{{"name": "f", "arguments": "{{\\"a\\": {written}}}"}}</tool_call>'
+    _, calls = parse_answer(text, tool_format("tools <tool_call>"), SCHEMAS)
+    assert len(calls) == (read == 0.5)
+
+
 def test_arguments_that_come_twice_count_once():
     arguments = '"arguments": {"a": 1}, "arguments": 2'
     text = f'<tool_call>{{"id": 5, "type": "function", "name": "f", {arguments}}}'
