@@ -214,7 +214,7 @@ def test_channels_without_tools(ai, service):
 
 
 def test_a_call_before_the_limit(ai, service):
-    says(service, TWO[:-20])
+    says(service, TWO[: len(ONE) + 20])
     service.script.reason = "length"
     (choice,) = ask(ai).choices
     assert [call.function.name for call in choice.message.tool_calls] == ["weather"]
