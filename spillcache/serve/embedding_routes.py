@@ -58,9 +58,9 @@ def embedding_router(service: Door) -> APIRouter:
     @router.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
         check_ready(service)
+        body = await read_body(request, EmbeddingsBody)
         if not service.settings.engine.embeddings:
             raise NotOffered("embeddings are not served: start the server with --embeddings")
-        body = await read_body(request, EmbeddingsBody)
         if body.dimensions is not None:
             what = "dimensions: a vector has as many as the model gives it; leave the field out"
             raise Unsupported(what, "dimensions")

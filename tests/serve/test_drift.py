@@ -156,7 +156,7 @@ def test_a_kill_that_loses_the_memory_costs_a_turn_and_no_word(
         second = turn(ai, messages, max_tokens=24)
     with client(config_of(model, None)) as ai:
         cold = turn(ai, again, max_tokens=24)
-    assert first.usage.completion_tokens == 7
+    assert first.usage.completion_tokens == 8
     assert asked == messages[: len(asked)]
     cached = second.usage.prompt_tokens_details.cached_tokens
     assert first.usage.prompt_tokens // 64 * 64 <= cached < second.usage.prompt_tokens
