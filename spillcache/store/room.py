@@ -124,8 +124,9 @@ class Room:
         """What was promised beyond the need, and to which segment's writer."""
 
     def used_bytes(self, catalog: Catalog) -> int:
-        """What the directory takes, and what is promised to writers."""
-        return taken_bytes(catalog.meta, self._index.allocated_bytes() + self.set_aside_bytes)
+        """What the directory takes; what is only promised to writers is not in it."""
+        other = self._index.allocated_bytes() + self.set_aside_bytes
+        return taken_bytes(catalog.meta, other) - catalog.meta.reserved
 
     def headroom(self, catalog: Catalog) -> int:
         """How many bytes may still be promised; below zero when the store must shrink."""
@@ -230,18 +231,19 @@ class Room:
     ) -> Eviction | None:
         """None when the reservation was made; else what was evicted for it, still to be freed."""
         uses = self._touched.snapshot()
+        # What was promised ahead to the same writer before is its own: promised once, not again.
+        kept = self._ahead_bytes if segment == self._ahead_segment else 0
         wanted = need_bytes + index_bytes(objects)
         spared = self._sparing(is_spared)
         granted: list[int] = []
 
         def work(catalog: Catalog) -> Eviction | None:
             touches.apply(catalog, uses)
-            headroom = self.headroom(catalog)
+            headroom = self.headroom(catalog) + kept
             lacking = wanted - headroom
             if lacking <= 0:
                 ahead = _ahead_bytes(-lacking) if segment else 0
-                catalog.reserve(segment, wanted + ahead)
-                # What was promised ahead to the same writer before is promised still.
+                catalog.reserve(segment, wanted + ahead - kept)
                 granted.append(ahead)
                 return None
             if stuck is not None:
@@ -254,9 +256,8 @@ class Room:
 
         eviction = self._index.write(work)
         self._touched.forget(uses)
-        if granted:
-            kept = self._ahead_bytes if segment == self._ahead_segment else 0
-            self._ahead_segment, self._ahead_bytes = segment, kept + granted[-1]
+        if granted and segment:
+            self._ahead_segment, self._ahead_bytes = segment, granted[-1]
         return eviction
 
     def ahead_ns(self, block: bytes) -> int:

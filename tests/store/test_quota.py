@@ -53,6 +53,31 @@ def test_a_promise_includes_the_index_and_is_given_back(store):
         assert catalog.meta.reserved == 0
 
 
+def test_what_is_promised_ahead_does_not_grow_with_every_use(tmp_path):
+    """Uses that wait for the index ask for a transaction each time: not for another promise."""
+    with BlockStore.open(config(tmp_path, quota_bytes=32 * GIB)) as store:
+        store.put(NAMESPACE, objects(1, 3))
+        with store._opened.index.read() as catalog:
+            first = catalog.meta.reserved
+        assert first == GIB
+        for seed in range(2, 12):
+            wanted = objects(seed, 3)
+            store.put(NAMESPACE, wanted)
+            store.touch(NAMESPACE.id, wanted[-1].block)
+            store._opened.room.shrink()
+            with store._opened.index.read() as catalog:
+                assert catalog.meta.reserved == store._opened.room._ahead_bytes <= GIB
+                assert store._opened.room.used_bytes(catalog) < 64 * MIB
+
+
+def test_a_collection_does_not_take_a_promise_for_bytes(tmp_path):
+    wanted = objects(1, 20, 50_000)
+    with BlockStore.open(config(tmp_path, quota_bytes=32 * GIB)) as store:
+        store.put(NAMESPACE, wanted)
+        assert store.gc(target_bytes=512 * MIB).objects == 0
+        check_all(store, wanted)
+
+
 def test_a_damaged_object_in_a_full_store_does_not_break_the_quota(tmp_path):
     with BlockStore.open(config(tmp_path)) as store:
         for seed in range(40):
