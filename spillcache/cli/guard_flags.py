@@ -40,6 +40,7 @@ ApiKeyFile = Annotated[
     Path | None,
     typer.Option(
         "--api-key-file",
+        envvar="LLAMA_ARG_API_KEY_FILE",
         metavar="FILE",
         help="More keys, one a line.",
         rich_help_panel=_SERVER,

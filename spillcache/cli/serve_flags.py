@@ -284,6 +284,7 @@ SlotSavePath = Annotated[
     Path | None,
     typer.Option(
         "--slot-save-path",
+        envvar="LLAMA_ARG_SLOT_SAVE_PATH",
         metavar="DIR",
         help="Where POST /slots/{id} saves slots to files; without it that is off.",
         rich_help_panel=_SERVER,

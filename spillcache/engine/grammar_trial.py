@@ -52,8 +52,9 @@ _PLAIN_REFERENCE = re.compile(r"#|#/(\$defs|definitions)/[^/]+")
 _JSON_OPTIONS: Any = {
     # As llama.cpp reads it: one of them, whether or not another would fit as well.
     "coerce_one_of": True,
-    # Else a model may go on with blanks for ever.
-    "whitespace_pattern": r"[ \n\r\t]{0,40}",
+    # Likewise: a blank, or a line break or two with what indents the next line. Else a model may go
+    # on with blanks until its tokens are used up.
+    "whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?",
 }
 
 

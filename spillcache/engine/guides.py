@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spillcache.engine.base import GrammarKind, Guide
+from spillcache.engine.closed_schema import closed
 from spillcache.engine.gbnf import lark_of
 from spillcache.engine.grammar_trial import GrammarTrials, matcher_of
 from spillcache.engine.grammar_words import reason_of
@@ -130,6 +131,8 @@ class Guides:
                 "grammar",
             ) from error
         _check(kind, text)
+        if kind == "json_schema":
+            text = closed(text)
         self._trials.check(kind, text)
         tokenizer = self._known_tokenizer(api)
         matcher = matcher_of(api, tokenizer, kind, text)
