@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from spillcache.engine.gbnf import lark_of
 from spillcache.errors import EngineError, RequestError
+from spillcache.own_child import module_command, own_environment
 
 if TYPE_CHECKING:
     from spillcache.engine.base import GrammarKind
@@ -148,10 +149,11 @@ def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 def _tried(kind: "GrammarKind", text: str) -> str:
     """What is wrong with it; "" if nothing is, or nothing that only a trial can tell."""
-    command = [sys.executable, "-m", "spillcache.engine.grammar_trial", kind]
+    command = module_command("spillcache.engine.grammar_trial", kind)
     try:
         done = subprocess.run(  # noqa: S603 — this very module; the grammar is only its input
             command,
+            env=own_environment(),
             input=text.encode(errors="replace"),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
