@@ -343,6 +343,24 @@ def write_model(path: Path, kind: str, **overrides: Any) -> None:
     model.save()
 
 
+def write_reranker(path: Path) -> None:
+    """A model that gives a text two scores, and no vector."""
+    model = _Model(path, "qwen3", Shape())
+    _header(model, "qwen3")
+    _vocabulary(model)
+    _head_sizes(model, model.shape.head_dim, 10000.0)
+    _embeddings(model)
+    for layer in range(model.shape.n_layer):
+        block = f"blk.{layer}"
+        model.constant(f"{block}.attn_norm.weight", model.shape.n_embd)
+        _attention(model, block, head_norms=True)
+        _feed_forward(model, block)
+    model.gguf.add_pooling_type(gguf.PoolingType.RANK)
+    model.gguf.add_array("qwen3.classifier.output_labels", ["yes", "no"])
+    model.random("cls.output.weight", model.shape.n_embd, 2)
+    model.save()
+
+
 def write_adapter(
     path: Path, seed: int, rank: int = 4, gain: float = 1.0, **overrides: Any
 ) -> None:

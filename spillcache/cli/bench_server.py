@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from typing import Any, Self
 
 from spillcache.cli.bench_client import BenchClient
 from spillcache.errors import BenchError
+from spillcache.own_child import module_command, own_environment
 
 HOST = "127.0.0.1"
 _READY_S = 600.0
@@ -37,7 +37,9 @@ class BenchServer:
         self.port = _free_port()
         try:
             with open(self._log, "ab") as log:
-                self._process = subprocess.Popen(self._command(), stdout=log, stderr=log)  # noqa: S603 — ours
+                self._process = subprocess.Popen(  # noqa: S603 — ours
+                    self._command(), env=own_environment(), stdout=log, stderr=log
+                )
             self._wait_ready()
         except BaseException:
             self._kill()
@@ -45,7 +47,7 @@ class BenchServer:
         return self
 
     def _command(self) -> list[str]:
-        command = [sys.executable, "-m", "spillcache", "serve", *self._flags]
+        command = module_command("spillcache", "serve", *self._flags)
         return [*command, "--host", HOST, "--port", str(self.port)]
 
     def __exit__(

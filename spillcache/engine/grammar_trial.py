@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from spillcache.engine.gbnf import lark_of
-from spillcache.errors import EngineError, RequestError
+from spillcache.errors import EngineError, Overloaded, RequestError
+from spillcache.own_child import module_command, own_environment
 
 if TYPE_CHECKING:
     from spillcache.engine.base import GrammarKind
@@ -34,6 +35,8 @@ _STACK_BYTES = 1 << 20
 _MEMORY_BYTES = 2 << 30
 _NICE = 5
 _KNOWN_MAX = 256
+WAITING_MAX = 4
+"""Grammars that are tried or wait for it: so long others wait, and so does the server's end."""
 _OF_SIZE = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGKILL})
 """How a child ends whose stack or memory was not enough."""
 
@@ -73,6 +76,7 @@ class GrammarTrials:
 
     def __init__(self) -> None:
         self._trying = threading.Lock()
+        self._places = threading.BoundedSemaphore(WAITING_MAX)
         self._looking = threading.Lock()
         self._known: OrderedDict[bytes, str] = OrderedDict()
         """By digest of the grammar: what is wrong with it, or ""."""
@@ -80,21 +84,33 @@ class GrammarTrials:
     def check(self, kind: "GrammarKind", text: str) -> None:
         """Raise RequestError for what takes too long, too much memory, or too deep a stack.
 
-        What is small and plain is not tried. EngineError where no child process can be had.
+        What is small and plain is not tried. Overloaded where too many wait; EngineError where no
+        child process can be had.
         """
         if is_plain(kind, text):
             return
         name = hashlib.blake2b(f"{kind} {text}".encode(errors="replace")).digest()
         fault = self._find(name)
         if fault is None:
+            fault = self._found_out(name, kind, text)
+        if fault:
+            field = "grammar" if kind == "gbnf" else "json_schema"
+            raise RequestError(f"{field}: {fault}", field)
+
+    def _found_out(self, name: bytes, kind: "GrammarKind", text: str) -> str:
+        if not self._places.acquire(blocking=False):
+            raise Overloaded(
+                f"{WAITING_MAX} grammars are being tried, or wait for it; try again later"
+            )
+        try:
             with self._trying:
                 fault = self._find(name)  # somebody may have asked meanwhile
                 if fault is None:
                     fault = _tried(kind, text)
                     self._keep(name, fault)
-        if fault:
-            field = "grammar" if kind == "gbnf" else "json_schema"
-            raise RequestError(f"{field}: {fault}", field)
+                return fault
+        finally:
+            self._places.release()
 
     def _find(self, name: bytes) -> str | None:
         with self._looking:
@@ -149,10 +165,11 @@ def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 def _tried(kind: "GrammarKind", text: str) -> str:
     """What is wrong with it; "" if nothing is, or nothing that only a trial can tell."""
-    command = [sys.executable, "-m", "spillcache.engine.grammar_trial", kind]
+    command = module_command("spillcache.engine.grammar_trial", kind)
     try:
         done = subprocess.run(  # noqa: S603 — this very module; the grammar is only its input
             command,
+            env=own_environment(),
             input=text.encode(errors="replace"),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -16,7 +16,7 @@ from spillcache.engine.base import Embedding, Tokens
 from spillcache.engine.llama_library import Library, new_context
 from spillcache.errors import DecodeError, PromptTooLong, Unsupported
 
-_NO_POOLING, _OWN_POOLING = 0, -1
+_NO_POOLING, _OWN_POOLING, _RANK_POOLING = 0, -1, 4
 POOLINGS: Mapping[Pooling, int] = {"mean": 1, "cls": 2, "last": 3}
 """llama.cpp's numbers."""
 
@@ -42,12 +42,7 @@ class LlamaEmbedder:
                 "input",
             )
         context = self._opened()
-        if int(api.llama_pooling_type(context)) == _NO_POOLING:
-            raise Unsupported(
-                "the model does not say how its tokens' vectors become one; start the server with "
-                "--pooling mean or --pooling last",
-                "input",
-            )
+        _check_pooling(int(api.llama_pooling_type(context)))
         api.llama_memory_clear(api.llama_get_memory(context), True)
         ids = np.ascontiguousarray(tokens, np.int32)
         batch = api.llama_batch_get_one(
@@ -78,6 +73,22 @@ class LlamaEmbedder:
         if self._context is not None:
             self._lib.api.llama_free(self._context)
             self._context = None
+
+
+def _check_pooling(pooling: int) -> None:
+    """Raise Unsupported unless it makes a vector of a text."""
+    if pooling == _NO_POOLING:
+        raise Unsupported(
+            "the model does not say how its tokens' vectors become one; start the server with "
+            "--pooling mean or --pooling last",
+            "input",
+        )
+    if pooling == _RANK_POOLING:  # llama.cpp then gives a few scores, and no vector
+        raise Unsupported(
+            "the model ranks texts and gives them no vectors; serve a model for embeddings, or "
+            "start the server with --pooling mean or --pooling last",
+            "input",
+        )
 
 
 def _unit(vector: Embedding) -> Embedding:

@@ -43,6 +43,8 @@ class ErrorGuard:
 
         try:
             await self._app(scope, receive, sender)
+        except asyncio.CancelledError:
+            return  # the server has ended, and the connection is closed
         except Exception:
             _log.exception("request failed: %s %s", scope.get("method"), scope.get("path"))
             if started:

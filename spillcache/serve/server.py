@@ -184,9 +184,13 @@ def _uvicorn_config(service: Door) -> uvicorn.Config:
 
 
 async def _end(server: _QuietServer, serving: asyncio.Task[None]) -> None:
-    """Let uvicorn close its connections; a client that does not read is cut."""
+    """Let uvicorn close its connections; a client that does not read is cut, and a request that
+    still works on text, or waits for a grammar's trial, is left behind.
+    """
     done, _ = await asyncio.wait([serving], timeout=_CLOSE_S)
     if not done:
         for connection in list(server.server_state.connections):
             connection.transport.abort()
+        await asyncio.wait([serving], timeout=_CLOSE_S)
+        server.force_exit = True
     await serving

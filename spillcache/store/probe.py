@@ -19,6 +19,7 @@ from pathlib import Path
 import lmdb
 
 from spillcache.errors import StoreError
+from spillcache.own_child import module_command, own_environment
 from spillcache.store.audit import Audit
 from spillcache.store.index import DAMAGE, Index
 from spillcache.store.lmdb_pages import PageDamage, UnknownVersion, check_pages
@@ -50,7 +51,8 @@ class Health(IntEnum):
     """What a probe found; its exit code."""
 
     SOUND = 0
-    DAMAGED = 1
+    DAMAGED = 4
+    """Not 1, which is how Python ends that can't even begin."""
     UNKNOWN = 3
     """It failed for another reason: memory, open files, the disk. Nothing may be concluded."""
 
@@ -63,10 +65,14 @@ def health(index: Path, limit_s: float = AT_OPEN_S) -> Health:
         return Health.SOUND
     if not sys.executable:
         return Health.UNKNOWN
-    command = [sys.executable, "-m", "spillcache.store.probe", str(index), str(limit_s)]
+    command = module_command("spillcache.store.probe", str(index), str(limit_s))
     try:
         done = subprocess.run(  # noqa: S603 - this very module, nothing from outside
-            command, capture_output=True, timeout=limit_s + _SLACK_S, check=False
+            command,
+            env=own_environment(),
+            capture_output=True,
+            timeout=limit_s + _SLACK_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         log.warning("the index could not be probed: %s", error)

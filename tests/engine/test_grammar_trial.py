@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from spillcache.engine import grammar_trial
 from spillcache.engine.grammar_trial import GrammarTrials, is_plain
-from spillcache.errors import EngineError, RequestError
+from spillcache.errors import EngineError, Overloaded, RequestError
 
 ENDLESS = {"allOf": [{"type": "string", "pattern": f"a{index}"} for index in range(20)]}
 """761 characters; the compiler does not come to an end within hours."""
@@ -62,6 +63,37 @@ def test_what_is_known_is_not_tried_again(monkeypatch):
     trials.check("gbnf", "c" * 3000)
     trials.check("gbnf", "a" * 3000)
     assert len(tried) == 4
+
+
+def test_few_wait_and_more_are_told_to_come_again(monkeypatch):
+    go, began = threading.Event(), threading.Semaphore(0)
+
+    def tried(*_):
+        began.release()
+        assert go.wait(10)
+        return ""
+
+    monkeypatch.setattr(grammar_trial, "_tried", tried)
+    trials, refused = GrammarTrials(), []
+    over = threading.Semaphore(0)
+
+    def ask(letter):
+        try:
+            trials.check("gbnf", letter * 3000)
+        except Overloaded as error:
+            refused.append(str(error))
+        over.release()
+
+    threads = [threading.Thread(target=ask, args=(letter,)) for letter in "abcdef"]
+    for thread in threads:
+        thread.start()
+    assert began.acquire(timeout=10)
+    assert all(over.acquire(timeout=10) for _ in range(2))
+    go.set()
+    for thread in threads:
+        thread.join(10)
+    assert refused == ["4 grammars are being tried, or wait for it; try again later"] * 2
+    trials.check("gbnf", "g" * 3000)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from models import ModelShelf
+from models import ModelShelf, write_reranker
 
 from spillcache.config import EngineConfig
 from spillcache.engine.base import Chunk
@@ -85,3 +85,18 @@ def test_what_can_not_be_is_said(gguf_model: ModelShelf, monkeypatch) -> None:
     finally:
         monkeypatch.undo()
         engine.close()
+
+
+def test_a_model_that_ranks_gives_no_vectors_of_its_own(tmp_path) -> None:
+    """llama.cpp gives as many scores as it has labels: there is nothing to read behind them."""
+    write_reranker(tmp_path / "ranks.gguf")
+    for pooling in (None, "last"):
+        engine = opened(tmp_path / "ranks.gguf", embeddings=True, pooling=pooling)
+        try:
+            if pooling is None:
+                with pytest.raises(Unsupported, match="ranks texts"):
+                    engine.embed(ids(5))
+            else:
+                assert np.isclose(np.linalg.norm(engine.embed(ids(5))), 1.0, atol=1e-5)
+        finally:
+            engine.close()

@@ -124,6 +124,29 @@ def test_a_client_that_does_not_read_is_cut(monkeypatch, capfd):
     capfd.readouterr()
 
 
+def test_work_on_a_text_that_takes_long_is_left_behind(monkeypatch, capfd):
+    monkeypatch.setattr(server_module, "_CLOSE_S", 0.3)
+    service = make_service("quick")(settings())
+    began, go = threading.Event(), threading.Event()
+
+    def tokenize(*_, **__):
+        began.set()
+        assert go.wait(30)
+        return [1]
+
+    def visit(url):
+        monkeypatch.setattr(service.engine, "tokenize", tokenize)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/completions", json={"prompt": "x"}, timeout=0.2)
+        assert began.wait(5)
+
+    start = time.monotonic()
+    assert run_server(settings(), on_ready=Visitor(visit), make_service=lambda _: service) == 0
+    assert time.monotonic() - start < 10
+    go.set()
+    assert said(capfd.readouterr().err)[-1] == "stopped"
+
+
 def test_a_model_that_can_not_be_loaded(capfd):
     assert run_server(settings(), make_service=make_service("failing")) == 1
     lines = said(capfd.readouterr().err)
