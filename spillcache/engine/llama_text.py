@@ -51,7 +51,7 @@ class LlamaText:
             )
         )
 
-    def close(self, timeout_s: float = 5.0) -> bool:
+    def close(self, timeout_s: float = 1.0) -> bool:
         """Refuse further use; whether everyone has left, so that the model may be freed."""
         with self._changed:
             self._closed = True
