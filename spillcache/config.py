@@ -14,6 +14,7 @@ NO_LIMIT_BYTES = 1 << 62
 
 Codec = Literal["auto", "raw", "zstd", "byteplane"]
 KVType = Literal["f16", "bf16", "q8_0", "f32"]
+Pooling = Literal["mean", "cls", "last"]
 FlashAttention = Literal["auto", "on", "off"]
 SpillReason = Literal["evict", "idle", "shutdown", "flush"]
 SPILL_REASONS: tuple[SpillReason, ...] = get_args(SpillReason)
@@ -189,6 +190,10 @@ class EngineConfig:
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     overrides: tuple[KVOverride, ...] = ()
     """``--override-kv``."""
+    embeddings: bool = False
+    """Whether embeddings may be asked for."""
+    pooling: Pooling | None = None
+    """``--pooling``: how the vectors of a text's tokens become one; None: as the model says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,8 +81,7 @@ _REFUSED_BY_REASON: Mapping[str, str] = {
         --reasoning-effort --reasoning-preserve --no-reasoning-preserve""",
     "an answer that is begun is not gone on from": "--prefill-assistant",
     "tools and thoughts are always read out of chats' answers": "--skip-chat-parsing",
-    "embeddings and reranking are not served": """
-        --embedding --embeddings --reranking --rerank --pooling""",
+    "reranking is not served": "--reranking --rerank",
     "infill is in the order of the model's own training": "--spm-infill",
     "control tokens are not shown in answers": "--special -sp",
     "the server runs no tools; those of requests work without it": """

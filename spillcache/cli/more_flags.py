@@ -145,6 +145,15 @@ PLACES: Mapping[str, Any] = {
     "n_cpu_ffn": _count("--n-cpu-ffn", "-ncffn", env="N_CPU_FFN", min=0, max=10_000),
     "kv_offload": _flag(bool, "--kv-offload/--no-kv-offload", "-kvo/-nkvo", env="KV_OFFLOAD"),
     "override_kv": _flag(list[str], "--override-kv", metavar="KEY=TYPE:VALUE"),
+    "embeddings": _flag(
+        bool,
+        "--embeddings",
+        "--embedding",
+        env="EMBEDDINGS",
+        says="Serve /v1/embeddings, too.",
+        rich_help_panel=_SERVER,
+    ),
+    "pooling": _flag(Literal["mean", "cls", "last"], "--pooling", env="POOLING", metavar="TYPE"),
     "hf_repo": _flag(
         str,
         "--hf-repo",

@@ -48,11 +48,20 @@ def purge(
 
 
 def _purge_namespace(path: Path, name: str, *, yes: bool) -> "Purged":
+    """Delete a namespace, and what is remembered of its model's answers: that is text, too."""
+    from spillcache.serve.token_shelf import shelf_of  # noqa: PLC0415 — LMDB, NumPy, …
+
     info = care.find_namespace(path, name)
+    shelf = shelf_of(info.namespace)
     shown = f"{info.namespace.id.hex()} ({info.objects:,} objects)"
     care.confirm(f"Delete namespace {shown} in {path}?", yes=yes)
     with care.open_store(path) as store, care.progress_bar("deleting", "objects") as tell:
-        return store.purge(info.namespace.id, tell)
+        done = store.purge(info.namespace.id, tell)
+        if shelf is not None:
+            more = store.purge(shelf.id, tell)
+            done.objects += more.objects
+            done.freed_bytes += more.freed_bytes
+        return done
 
 
 def _purge_all(path: Path, *, yes: bool) -> "Purged":

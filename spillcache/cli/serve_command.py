@@ -138,6 +138,8 @@ def serve(
             rope=rope_config(more),
             placement=placement_config(more),
             overrides=kv_overrides(more["override_kv"]),
+            embeddings=bool(more["embeddings"]),
+            pooling=more["pooling"],
             **load_mode(more, mmap=not no_mmap),
             adapters=adapter_files(
                 lora or (), lora_scaled or (), apply=not lora_init_without_apply

@@ -13,11 +13,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from spillcache.errors import NotOffered
 from spillcache.namespace import FieldValue
 from spillcache.state import BlockState, Geometry, Part
 
 Tokens = NDArray[np.uint32]
 Logits = NDArray[np.float32]
+Embedding = NDArray[np.float32]
 Objects = Sequence[Mapping[str, Any]]
 """JSON objects: messages, tools."""
 
@@ -396,6 +398,15 @@ class Engine(ABC):
     @abstractmethod
     def clear(self, sequence: int) -> None:
         """Empty the sequence; always succeeds."""
+
+    def embed(self, tokens: Tokens) -> Embedding:  # noqa: ARG002
+        """The vector of a text of these tokens, of length 1: float32 [embedding]; in one call,
+        and no sequence is touched.
+
+        Raises NotOffered where embeddings are off, PromptTooLong for more tokens than a call takes,
+        Unsupported for a model that does not say how to pool, DecodeError.
+        """
+        raise NotOffered("embeddings are not served: start the server with --embeddings")
 
     @abstractmethod
     def self_test(self) -> SelfTest:

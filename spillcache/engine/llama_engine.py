@@ -16,6 +16,7 @@ from spillcache.config import EngineConfig
 from spillcache.engine.base import (
     AdapterScales,
     Chunk,
+    Embedding,
     Engine,
     GrammarKind,
     Guide,
@@ -29,6 +30,7 @@ from spillcache.engine.base import (
 )
 from spillcache.engine.llama_adapters import LlamaAdapters
 from spillcache.engine.llama_batch import LlamaBatch
+from spillcache.engine.llama_embedder import LlamaEmbedder
 from spillcache.engine.llama_identity import identity_of
 from spillcache.engine.llama_import import LlamaImport
 from spillcache.engine.llama_info import model_info
@@ -79,6 +81,7 @@ class LlamaEngine(Engine):
             raise ConfigError(f"-ub must be at least {config.block_tokens}, one block")
         self._model: Any = load_model(self._lib, config, stop)
         self._context: Any = None
+        self._embedder = LlamaEmbedder(self._lib, self._model, config)
         try:
             self._adapters = LlamaAdapters(self._lib, self._model, config.adapters, stop)
             self.adapters = self._adapters.known
@@ -233,6 +236,10 @@ class LlamaEngine(Engine):
             self._row,
             self._text.ends,
         )
+
+    def embed(self, tokens: Tokens) -> Embedding:
+        """See Engine."""
+        return self._embedder.embed(tokens) if self._config.embeddings else super().embed(tokens)
 
     def _row(self, sequence: int) -> int:
         return self._batch.rows[sequence]
@@ -505,6 +512,7 @@ class LlamaEngine(Engine):
         """See Engine. A text that is still tokenised elsewhere keeps the model in memory."""
         text = getattr(self, "_text", None)
         free = text is None or text.close()
+        self._embedder.close()
         if self._context is not None:
             self._api.llama_free(self._context)
             self._context = None

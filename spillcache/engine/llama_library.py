@@ -197,8 +197,18 @@ def _load_mode(api: Any, config: EngineConfig) -> int:
 _WINDOW_CELLS_STEP = 256
 
 
-def new_context(lib: Library, model: Any, config: EngineConfig, sequences: int, cells: int) -> Any:
-    """A context with ``cells`` unified cells for ``sequences`` sequences; raises ModelLoadError."""
+def new_context(
+    lib: Library,
+    model: Any,
+    config: EngineConfig,
+    sequences: int,
+    cells: int,
+    *,
+    pooling: int | None = None,
+) -> Any:
+    """A context with ``cells`` unified cells for ``sequences`` sequences; for embeddings if there
+    is a ``pooling``, llama.cpp's number of it. Raises ModelLoadError.
+    """
     params = lib.api.llama_context_default_params()
     params.n_ctx = cells
     params.n_batch = params.n_ubatch = config.ubatch_tokens
@@ -209,6 +219,8 @@ def new_context(lib: Library, model: Any, config: EngineConfig, sequences: int, 
     params.flash_attn_type = FLASH_ATTENTION[config.flash_attention]
     params.offload_kqv = config.placement.kv_offload
     set_rope(params, config.rope)
+    if pooling is not None:
+        params.embeddings, params.pooling_type = True, pooling
     params.type_k, params.type_v = GGML_TYPES[config.type_k], GGML_TYPES[config.type_v]
     lib.log.errors.clear()
     context = lib.api.llama_init_from_model(model, params)

@@ -1,21 +1,19 @@
 """A model's answer, read into thoughts, content and tool calls, piece by piece or in one.
 
-What is no whole, well-formed call is content, as the model wrote it: nothing is lost and nothing
-raises.
+What is no call is content, as the model wrote it: nothing is lost and nothing raises. Whatever the
+pieces in which an answer comes, what is told of it comes to the same; and what was told stays so.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from spillcache.serve.answer_channels import Listener, read_channels
+from spillcache.serve.call_teller import CallTeller, Reader, Tools
 from spillcache.serve.thinking import Thinking
-from spillcache.serve.tool_call import NotACall, ToolCall, typed
-from spillcache.serve.tool_formats import Reader, ToolFormat
-from spillcache.serve.tool_source import SPACE, Source, Waiting
-
-Tools = Mapping[str, Mapping[str, Any]]
-"""The schemas of the parameters, by the tools' names."""
+from spillcache.serve.tool_call import CallBegun, CallEnd, CallPart, ToolCall
+from spillcache.serve.tool_formats import ToolFormat
+from spillcache.serve.tool_source import SPACE, Source, Waiting, begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +23,16 @@ class Thought:
     text: str
 
 
-Piece = str | Thought | ToolCall
-"""Content, thoughts, or a call."""
+Piece = str | Thought | CallBegun | CallPart | CallEnd
+"""Content, thoughts, or a call, which takes several."""
 
 
 class AnswerParser:
     """One answer's text in, its pieces out. For one thread.
 
-    ``format_``: None when there are no tools. A call that nothing opens must name one of ``tools``;
-    one in a format's own marks need not, so that the client can say that there is no such tool.
+    ``format_``: None when calls are not read. ``channels``: see ``answer_channels``. A call that
+    nothing opens must name one of ``tools``; one in a format's own marks need not, so that the
+    client can say that there is no such tool.
     White space around calls and thoughts is dropped, as templates write it themselves.
     ``thinks``: whether the prompt has opened the thoughts already.
     """
@@ -45,7 +44,9 @@ class AnswerParser:
         thinking: Thinking | None = None,
         *,
         thinks: bool = False,
+        channels: bool = False,
     ) -> None:
+        self._channels = channels
         self._format = format_
         self._tools = tools
         self._thinking = thinking
@@ -70,6 +71,10 @@ class AnswerParser:
         return pieces
 
     def _answer(self) -> Waiting[None]:
+        if self._channels:
+            teller = None if self._format is None else self._teller
+            yield from read_channels(self._source, Listener(self._say, self._think, teller))
+            return
         if self._thinking is not None:
             yield from self._thoughts(self._thinking)
         if self._format is None:
@@ -101,8 +106,8 @@ class AnswerParser:
                 self._think(source.drop(_text_end(source.text, len(source.text))))
                 source.drop(len(source.text))
                 return
-            begun = _begun(source.text, (thinking.closes,))
-            self._think(source.drop(_text_end(source.text, len(source.text) - begun)))
+            held = begun(source.text, (thinking.closes,))
+            self._think(source.drop(_text_end(source.text, len(source.text) - held)))
             yield
         self._think(source.drop(_text_end(source.text, end)))
         source.drop(source.text.index(thinking.closes) + len(thinking.closes))
@@ -110,7 +115,7 @@ class AnswerParser:
 
     def _think(self, text: str) -> None:
         if text:
-            self._pieces.append(Thought(text))
+            self._tell(Thought(text))
 
     # Content and calls.
 
@@ -151,24 +156,19 @@ class AnswerParser:
             if source.ended:
                 self._say(source.drop(len(source.text)))
                 return None
-            end = len(source.text) - _begun(source.text, opens)
+            end = len(source.text) - begun(source.text, opens)
             self._say(source.drop(_text_end(source.text, end)))
             yield
 
     def _calls(self, reader: Reader, at: int, *, known: bool = False) -> Waiting[bool]:
-        """Read calls at ``at``, behind their opening; False if there are none."""
-        source = self._source
-        try:
-            calls, end = yield from reader(source, at)
-            if known and any(call.name not in self._tools for call in calls):
-                raise NotACall("there is no such tool")
-            calls = [typed(call, self._tools.get(call.name, {})) for call in calls]
-        except NotACall:
-            self._say(source.drop(at))
-            return False
-        source.drop(end)
-        self._pieces += calls
-        return True
+        """Tell of calls at ``at``, behind their opening; False if there are none."""
+        called = yield from self._teller(known=known).read(self._source, at, reader)
+        if not called:
+            self._say(self._source.drop(at))
+        return called
+
+    def _teller(self, *, known: bool = False) -> CallTeller:
+        return CallTeller(self._tell, self._tools, known=known)
 
     def _between(self, closes: tuple[str, ...]) -> Waiting[None]:
         """Drop what means nothing behind a call."""
@@ -182,25 +182,34 @@ class AnswerParser:
 
     def _say(self, text: str) -> None:
         if text:
-            self._pieces.append(text)
+            self._tell(text)
+
+    def _tell(self, piece: Piece) -> None:
+        last = self._pieces[-1] if self._pieces else None
+        if isinstance(piece, CallPart) and isinstance(last, CallPart):
+            self._pieces[-1] = CallPart(last.text + piece.text)
+        else:
+            self._pieces.append(piece)
 
 
-def parse_answer(text: str, format_: ToolFormat, tools: Tools) -> tuple[str, list[ToolCall]]:
-    """The content and the calls of a whole answer."""
-    parser = AnswerParser(format_, tools)
-    pieces = parser.push(text) + parser.finish()
-    content = "".join(piece for piece in pieces if isinstance(piece, str))
-    return content, [piece for piece in pieces if isinstance(piece, ToolCall)]
+def calls_of(pieces: Sequence[Piece]) -> list[ToolCall]:
+    """The calls that pieces come to."""
+    calls: list[ToolCall] = []
+    parts: list[str] = []
+    for piece in pieces:
+        if isinstance(piece, CallBegun):
+            parts = []
+            calls.append(ToolCall(piece.name, "", piece.id))
+        elif isinstance(piece, CallPart):
+            parts.append(piece.text)
+        elif isinstance(piece, CallEnd):
+            calls[-1] = replace(calls[-1], arguments="".join(parts))
+    return calls
 
 
-def _begun(text: str, marks: Sequence[str]) -> int:
-    """How many characters at the end may be the beginning of one of ``marks``."""
-    longest = min(max(map(len, marks)) - 1, len(text))
-    for count in range(longest, 0, -1):
-        end = text[-count:]
-        if any(mark.startswith(end) for mark in marks):
-            return count
-    return 0
+def words_of(pieces: Sequence[Piece]) -> str:
+    """The content that pieces come to."""
+    return "".join(piece for piece in pieces if isinstance(piece, str))
 
 
 def _text_end(text: str, end: int) -> int:

@@ -1,19 +1,20 @@
 """Answers, errors and models as Anthropic's clients read them."""
 
-import json
 import uuid
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic_core import from_json
+
 from spillcache.errors import SpillcacheError
 from spillcache.serve.answer_format import timings_object
-from spillcache.serve.answer_parser import Piece, Thought
-from spillcache.serve.block_format import BlockFormat
+from spillcache.serve.answer_parser import Thought
+from spillcache.serve.block_format import BlockFormat, Opening
 from spillcache.serve.error_shapes import anthropic_error
 from spillcache.serve.http_errors import describe_error
 from spillcache.serve.job import DoneEvent, Usage
-from spillcache.serve.tool_call import ToolCall
+from spillcache.serve.tool_call import CallBegun
 
 SIGNATURE = "unsigned"
 """Of thoughts. Clients send back only those that are signed; nobody checks it here."""
@@ -62,21 +63,20 @@ class MessageFormat(BlockFormat):
         message = {**said, "usage": message_usage(usage)}
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
-    def _open(self, piece: Piece) -> list[dict[str, Any]]:
-        return [self._event("start", content_block=_block(piece))]
+    def _open(self, block: Opening) -> list[dict[str, Any]]:
+        return [self._event("start", content_block=_block(block))]
 
-    def _delta(self, piece: Piece, text: str) -> list[dict[str, Any]]:
-        kind, field = _DELTAS[type(piece)]
-        said = _encodable(text) if isinstance(piece, ToolCall) else text
-        return [self._event("delta", delta={"type": kind, field: said})]
+    def _delta(self, block: Opening, text: str) -> list[dict[str, Any]]:
+        kind, field = _DELTAS[type(block)]
+        return [self._event("delta", delta={"type": kind, field: text})]
 
-    def _ended(self, piece: Piece, text: str) -> list[dict[str, Any]]:
+    def _ended(self, block: Opening, text: str, *, whole: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         told = []
-        if isinstance(piece, Thought):
+        if isinstance(block, Thought):
             signature = {"type": "signature_delta", "signature": SIGNATURE}
             told.append(self._event("delta", delta=signature))
         told.append(self._event("stop"))
-        self._content.append(_block(piece) | _filled(piece, text))
+        self._content.append(_block(block) | _filled(block, text))
         return told
 
     def _event(self, step: str, **fields: Any) -> dict[str, Any]:
@@ -117,35 +117,28 @@ class MessageFormat(BlockFormat):
 _DELTAS: Mapping[type, tuple[str, str]] = {
     str: ("text_delta", "text"),
     Thought: ("thinking_delta", "thinking"),
-    ToolCall: ("input_json_delta", "partial_json"),
+    CallBegun: ("input_json_delta", "partial_json"),
 }
 
 
-def _block(piece: Piece) -> dict[str, Any]:
+def _block(block: Opening) -> dict[str, Any]:
     """A content block that has said nothing yet."""
-    if isinstance(piece, ToolCall):
-        return {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
-    if isinstance(piece, Thought):
+    if isinstance(block, CallBegun):
+        return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
+    if isinstance(block, Thought):
         return {"type": "thinking", "thinking": "", "signature": ""}
     return {"type": "text", "text": ""}
 
 
-def _filled(piece: Piece, text: str) -> dict[str, Any]:
-    """What it has said in the end."""
-    if isinstance(piece, ToolCall):
-        return {"input": json.loads(_encodable(text))}
-    if isinstance(piece, Thought):
+def _filled(block: Opening, text: str) -> dict[str, Any]:
+    """What it has said in the end. Of a call that was cut off, the values that are whole: as
+    Anthropic's clients read it from a stream.
+    """
+    if isinstance(block, CallBegun):
+        return {"input": from_json(text or "{}", allow_partial=True)}
+    if isinstance(block, Thought):
         return {"thinking": text, "signature": SIGNATURE}
     return {"text": text}
-
-
-def _encodable(text: str) -> str:
-    """A JSON text, its halves of characters (which JSON can say, and UTF-8 can't) as U+FFFD:
-    Anthropic's clients fail at them.
-    """
-    said = json.dumps(json.loads(text), ensure_ascii=False)
-    whole = said.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text if whole == said else whole
 
 
 def model_facts(name: str, created_s: int) -> dict[str, Any]:

@@ -13,6 +13,10 @@ from spillcache.serve.schema import ChatBody, Content, GenerationBody, Stop, sha
 _Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
+_THINKS = {"enabled": True, "disabled": False}
+"""What templates that know ``enable_thinking`` are told; else the model does as it likes."""
+
+
 class TurnMessage(BaseModel):
     """One of ``messages``."""
 
@@ -42,11 +46,17 @@ class MessagesBody(GenerationBody):
     @property
     def wants_thoughts(self) -> bool:
         """Whether thoughts are told. Raises RequestError for what ``thinking`` can't be."""
-        kind: Any = (self.thinking or {"type": "disabled"}).get("type")
+        return self._thinking_kind not in {None, "disabled"}
+
+    @property
+    def _thinking_kind(self) -> str | None:
+        if self.thinking is None:
+            return None
+        kind: Any = self.thinking.get("type")
         if kind not in ("enabled", "adaptive", "disabled"):
             what = "thinking.type must be enabled, adaptive or disabled"
             raise RequestError(what, "thinking.type")
-        return bool(kind != "disabled")
+        return str(kind)
 
     def chat(self) -> ChatBody:
         """The chat that is asked for. Raises RequestError and Unsupported."""
@@ -59,6 +69,10 @@ class MessagesBody(GenerationBody):
         }
         if self.stop_sequences is not None:
             fields["stop"] = self.stop_sequences
+        thinks = _THINKS.get(self._thinking_kind or "")
+        if thinks is not None:
+            given = self.chat_template_kwargs or {}
+            fields["chat_template_kwargs"] = {"enable_thinking": thinks, **given}
         return body_of(fields, ChatBody)
 
     def stops(self) -> Sequence[str]:

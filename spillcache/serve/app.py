@@ -16,6 +16,7 @@ from spillcache.serve.anthropic_routes import anthropic_router
 from spillcache.serve.api_keys import ApiKeys
 from spillcache.serve.cache_routes import cache_router
 from spillcache.serve.door import Door
+from spillcache.serve.embedding_routes import embedding_router
 from spillcache.serve.error_shapes import ErrorResponse
 from spillcache.serve.guards import HeaderLimit, HeadGate, HostGate, OriginGate, RequestLimit
 from spillcache.serve.http_errors import error_object, error_response
@@ -53,6 +54,7 @@ def create_app(service: Door) -> FastAPI:
         responses_router(service),
         anthropic_router(service),
         native_router(service),
+        embedding_router(service),
         meta_router(service),
         cache_router(service),
         slot_router(service),

@@ -12,9 +12,12 @@ from spillcache.errors import SpillcacheError
 from spillcache.serve.answer_parser import Piece, Thought
 from spillcache.serve.chat_reader import ChatReader
 from spillcache.serve.job import DoneEvent, GenerationRequest, TextEvent, Usage
-from spillcache.serve.tool_call import ToolCall
+from spillcache.serve.tool_call import CallBegun, CallEnd, CallPart
 
 _NOTHING = Usage(0, 0, {})
+
+Opening = str | Thought | CallBegun
+"""What begins a block."""
 
 
 class BlockFormat(ChatReader, ABC):
@@ -26,7 +29,7 @@ class BlockFormat(ChatReader, ABC):
     def __init__(self, *, thoughts: bool = True) -> None:
         self._thoughts = thoughts
         self._begun = False
-        self._block: Piece | None = None
+        self._block: Opening | None = None
         """The piece that began the open block."""
         self._texts: list[str] = []
         """What the open block has said."""
@@ -83,36 +86,40 @@ class BlockFormat(ChatReader, ABC):
         self._silent = 0
 
     def _tell(self, piece: Piece) -> list[dict[str, Any]]:
+        if isinstance(piece, CallEnd):
+            return self._close(whole=piece.whole)
         told: list[dict[str, Any]] = []
-        if isinstance(piece, ToolCall) or type(piece) is not type(self._block):
+        if not isinstance(piece, CallPart) and type(piece) is not type(self._block):
             told += self._close()
             self._block = piece
             told += self._open(piece)
-        text = piece if isinstance(piece, str) else _text(piece)
+        if self._block is None or isinstance(piece, CallBegun):
+            return told
+        text = piece if isinstance(piece, str) else piece.text
         self._texts.append(text)
-        return told + self._delta(piece, text)
+        return told + self._delta(self._block, text)
 
-    def _close(self) -> list[dict[str, Any]]:
+    def _close(self, *, whole: bool = True) -> list[dict[str, Any]]:
         block, self._block = self._block, None
         text = "".join(self._texts)
         self._texts = []
-        return [] if block is None else self._ended(block, text)
+        return [] if block is None else self._ended(block, text, whole=whole)
 
     @abstractmethod
     def _start(self, usage: Usage) -> list[dict[str, Any]]:
         """The events that begin the answer."""
 
     @abstractmethod
-    def _open(self, piece: Piece) -> list[dict[str, Any]]:
+    def _open(self, block: Opening) -> list[dict[str, Any]]:
         """The events that begin a block of this kind."""
 
     @abstractmethod
-    def _delta(self, piece: Piece, text: str) -> list[dict[str, Any]]:
+    def _delta(self, block: Opening, text: str) -> list[dict[str, Any]]:
         """The events that continue it with ``text``; a call's text are its arguments."""
 
     @abstractmethod
-    def _ended(self, piece: Piece, text: str) -> list[dict[str, Any]]:
-        """The events that end it; ``text`` is all that it said."""
+    def _ended(self, block: Opening, text: str, *, whole: bool) -> list[dict[str, Any]]:
+        """The events that end it; ``text`` is all that it said. ``whole``: see CallEnd."""
 
     @abstractmethod
     def _finish(self, done: DoneEvent) -> list[dict[str, Any]]:
@@ -121,7 +128,3 @@ class BlockFormat(ChatReader, ABC):
     @abstractmethod
     def _whole(self, done: DoneEvent) -> dict[str, Any]:
         """The answer, once it has been told."""
-
-
-def _text(piece: Thought | ToolCall) -> str:
-    return piece.text if isinstance(piece, Thought) else piece.arguments

@@ -5,17 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 from spillcache.serve.answer_format import AnswerFormat
-from spillcache.serve.answer_parser import Piece, Thought
+from spillcache.serve.answer_parser import Piece, Thought, calls_of, words_of
 from spillcache.serve.chat_reader import ChatReader
 from spillcache.serve.job import DoneEvent, TextEvent
-from spillcache.serve.tool_call import ToolCall
+from spillcache.serve.tool_call import CallBegun, CallPart, ToolCall
 
 
 class ChatFormat(ChatReader, AnswerFormat):
     """One chat's JSON objects. ``reads`` says how its answer is read; until then all is content.
 
-    A call is told when it is complete: in a stream its name comes in one chunk and its arguments in
-    the next.
+    In a stream a call's name comes in one chunk, and its arguments in the next ones.
     """
 
     id_prefix = "chatcmpl-"
@@ -60,10 +59,14 @@ class ChatFormat(ChatReader, AnswerFormat):
             return [{"content": piece}]
         if isinstance(piece, Thought):
             return [{"reasoning_content": piece.text}]
-        index, self._begun = self._begun, self._begun + 1
-        head = {"index": index, **call_object(replace(piece, arguments=""))}
-        rest = {"index": index, "function": {"arguments": piece.arguments}}
-        return [{"tool_calls": [head]}, {"tool_calls": [rest]}]
+        if isinstance(piece, CallBegun):
+            self._begun += 1
+            call = call_object(ToolCall(piece.name, "", piece.id))
+        elif isinstance(piece, CallPart):
+            call = {"function": {"arguments": piece.text}}
+        else:
+            return []
+        return [{"tool_calls": [{"index": self._begun - 1, **call}]}]
 
     def _whole_choice(self, text: str) -> dict[str, Any]:
         return {"message": message_object(self._read(text, ended=True))}
@@ -77,9 +80,9 @@ class ChatFormat(ChatReader, AnswerFormat):
 
 def message_object(pieces: Sequence[Piece]) -> dict[str, Any]:
     """The assistant's message; its content is null if it only calls."""
-    content = "".join(piece for piece in pieces if isinstance(piece, str))
+    content = words_of(pieces)
     thoughts = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
-    calls = [call_object(piece) for piece in pieces if isinstance(piece, ToolCall)]
+    calls = [call_object(call) for call in calls_of(pieces)]
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if thoughts:
         message["reasoning_content"] = thoughts

@@ -3,7 +3,6 @@
 import secrets
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from blake3 import blake3
@@ -12,7 +11,6 @@ from spillcache.engine.base import Engine
 from spillcache.serve.answer_parser import AnswerParser
 from spillcache.serve.call_texts import CallTexts
 from spillcache.serve.thinking import thinking_of
-from spillcache.serve.tool_call import ToolCall
 from spillcache.serve.tool_fields import schemas_of
 from spillcache.serve.tool_formats import HELD, tool_format
 from spillcache.serve.tool_prompt import generic_messages
@@ -59,7 +57,9 @@ class Conversation:
         if self._format.generic:
             text = render(generic_messages(messages, self._tools), **options)
         else:
-            text = render(self._with_ids(messages), tools=self._tools, **options)
+            told = self._with_ids(messages)
+            told = _with_thinking(told) if self._format.channels else told
+            text = render(told, tools=self._tools, **options)
         self._thinks = self._thinking is not None and self._thinking.is_open(text)
         return text
 
@@ -67,7 +67,13 @@ class Conversation:
         """A reader of one answer to the prompt."""
         format_ = self._answer if self._reads_calls else None
         schemas = schemas_of(self._tools)
-        return AnswerParser(format_, schemas, self._thinking, thinks=self._thinks)
+        return AnswerParser(
+            format_,
+            schemas,
+            self._thinking,
+            thinks=self._thinks,
+            channels=self._answer.channels,
+        )
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -76,7 +82,8 @@ class Conversation:
 
     def spelled(self) -> dict[int, bytes]:
         """The control tokens that the parser must see, and their texts."""
-        marks = list(self._answer.spelled) if self._reads_calls else []
+        seen = self._reads_calls or self._answer.channels
+        marks = list(self._answer.spelled) if seen else []
         if self._thinking is not None:
             marks += [self._thinking.opens, self._thinking.closes]
         found: dict[int, bytes] = {}
@@ -86,14 +93,17 @@ class Conversation:
                 found[tokens[0]] = mark.encode()
         return found
 
-    def named(self, call: ToolCall) -> ToolCall:
-        """The call with an id; how the model wrote its arguments is remembered under it."""
+    def call_id(self, own: str) -> str:
+        """See CallIds: the model's own, or one as the template wants it."""
         size = self._format.id_characters
-        fits = bool(call.id) and (not size or len(call.id) == size)
+        if own and (not size or len(own) == size):
+            return own
         made = "".join(secrets.choice(_DIGITS) for _ in range(size or _ID_DIGITS))
-        known = call if fits else replace(call, id=made if size else f"call_{made}")
-        self._texts.learn(known.id, known.arguments)
-        return known
+        return made if size else f"call_{made}"
+
+    def learn_call(self, call_id: str, arguments: str) -> None:
+        """See CallIds."""
+        self._texts.learn(call_id, arguments)
 
     def _with_ids(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Ids as the template wants them: those that other servers gave may be too long for it."""
@@ -114,6 +124,22 @@ class Conversation:
                 ]
             out.append(kept)
         return out
+
+
+def _with_thinking(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was thought before a call, under the name that gpt-oss' template has for it. It takes
+    no thoughts where words come before the call, too.
+    """
+    return [
+        {**message, "thinking": message["reasoning_content"]}
+        if message.get("tool_calls") and not message.get("content") and _thought(message)
+        else message
+        for message in messages
+    ]
+
+
+def _thought(message: Mapping[str, Any]) -> bool:
+    return isinstance(message.get("reasoning_content"), str)
 
 
 def _fitting(call_id: str, size: int) -> str:

@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol
 
 from spillcache.cache.spill import Flushed
 from spillcache.config import Settings
-from spillcache.engine.base import Engine
+from spillcache.engine.base import Embedding, Engine, Tokens
 from spillcache.errors import SpillcacheError
 from spillcache.metrics import Metrics
 from spillcache.serve.adapters import Adapters
@@ -53,6 +53,9 @@ class Door(Protocol):
 
     def submit(self, request: GenerationRequest, listener: Listener) -> Ticket:
         """Queue a request; raises NotReady, Overloaded, PromptTooLong or RequestError."""
+
+    def embed(self, tokens: Tokens) -> Embedding:
+        """The vector of a text of these tokens; blocks. Raises as Engine.embed, and NotReady."""
 
     def flush(self, timeout_s: float) -> Flushed:
         """Write what is not on disk yet; blocks up to ``timeout_s``. Raises NotReady, or

@@ -9,6 +9,10 @@ from spillcache.errors import PromptTooLong, RequestError, SpillcacheError
 
 FinishReason = Literal["stop", "length"]
 Tier = Literal["live", "ram", "disk"]
+Outcome = Literal["stop", "length", "refused", "failed", "cancelled"]
+"""How a request ended: its answer is complete, or ended at a limit; what it asked for can't be; the
+answer could not go on; the client left.
+"""
 Decision = Literal["off", "live", "miss", "restore", "partial", "compute", "gave_up", "failed"]
 """How a prompt's state came about.
 

@@ -9,7 +9,7 @@ from spillcache.errors import NotOffered
 from spillcache.serve.http_errors import error_response
 
 LACKING: Mapping[str, tuple[str, ...]] = {
-    "embeddings are not served": ("/embedding", "/embeddings", "/v1/embeddings"),
+    "embeddings are at /v1/embeddings, as OpenAI has them": ("/embedding", "/embeddings"),
     "reranking is not served": ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
     "properties can't be changed while the server runs; start it with other flags": ("/props",),
     "sound is not served": ("/v1/audio/transcriptions",),

@@ -107,7 +107,7 @@ async def chat_answer(service: Door, request: Request, asked: ChatBody, form: Ch
         chat = conversation(service, request, body)
         tokens = chat_tokens(engine, chat, turn, variables)
         several = body.parallel_tool_calls is not False
-        form.reads(chat.parser(), chat.named, several=several)
+        form.reads(chat.parser(), chat, several=several)
         return tokens
 
     return await answer(service, request, body, form, tokenize, turn=turn)

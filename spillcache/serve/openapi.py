@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute
 from spillcache import __version__
 from spillcache.engine.chat_template import ROLES
 from spillcache.serve.anthropic_schema import MessagesBody
+from spillcache.serve.embedding_routes import EmbeddingsBody
 from spillcache.serve.responses_schema import ResponsesBody
 from spillcache.serve.schema import (
     ChatBody,
@@ -39,6 +40,7 @@ BODIES: Mapping[str, type[BaseModel]] = {
     "/v1/messages/count_tokens": MessagesBody,
     "/v1/responses": ResponsesBody,
     "/responses": ResponsesBody,
+    "/v1/embeddings": EmbeddingsBody,
     "/apply-template": TemplateBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,

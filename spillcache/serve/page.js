@@ -111,6 +111,10 @@ function showSlots(slots, waiting) {
 const sources = (row) =>
   SOURCES.filter((source) => row[source]).map((source) => `${count(row[source])} ${NAMES[source]}`).join(", ");
 
+const OUTCOMES = {
+  stop: "complete", length: "cut off", refused: "refused", failed: "failed", cancelled: "client left",
+};
+
 let lastRequest = 0;
 
 function showRecent(rows) {
@@ -118,7 +122,8 @@ function showRecent(rows) {
   if (newest === lastRequest) return;
   lastRequest = newest;
   $("recent").replaceChildren(...rows.map((row) => make("tr", "",
-    rowHeader(clock.format(row.ended * 1000)), cell(count(row.prompt_tokens), "number"),
+    rowHeader(clock.format(row.ended * 1000)), cell(OUTCOMES[row.outcome] || row.outcome),
+    cell(count(row.prompt_tokens), "number"),
     make("td", "", sources(row) || "not answered", bar(SOURCES.map((s) => [s, row[s]]), row.prompt_tokens)),
     cell(duration(row.first_token_ms), "number"), cell(count(row.generated_tokens), "number"),
     cell(duration(row.total_ms), "number"), cell(row.decision || "–"))));

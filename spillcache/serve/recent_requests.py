@@ -23,6 +23,7 @@ class RecentRequests:
         answered = bool(job.prompt_done)
         self._rows.append({
             "number": self._count,
+            "outcome": job.outcome,
             "ended": round(time.time(), 3),
             "prompt_tokens": prompt,
             "live": job.cached.get("live", 0) if answered else 0,

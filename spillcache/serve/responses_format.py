@@ -7,17 +7,17 @@ from typing import Any
 
 from spillcache.errors import SpillcacheError
 from spillcache.serve.answer_format import timings_object
-from spillcache.serve.answer_parser import Piece, Thought
-from spillcache.serve.block_format import BlockFormat
+from spillcache.serve.answer_parser import Thought
+from spillcache.serve.block_format import BlockFormat, Opening
 from spillcache.serve.http_errors import describe_error
 from spillcache.serve.job import DoneEvent, Usage
-from spillcache.serve.tool_call import ToolCall
+from spillcache.serve.tool_call import CallBegun
 
-_PREFIXES: Mapping[type, str] = {str: "msg_", Thought: "rs_", ToolCall: "fc_"}
+_PREFIXES: Mapping[type, str] = {str: "msg_", Thought: "rs_", CallBegun: "fc_"}
 _EVENTS: Mapping[type, str] = {
     str: "output_text",
     Thought: "reasoning_text",
-    ToolCall: "function_call_arguments",
+    CallBegun: "function_call_arguments",
 }
 
 
@@ -77,43 +77,43 @@ class ResponseFormat(BlockFormat):
         kinds = ("response.created", "response.in_progress")
         return [self._event(kind, response=self._response("in_progress")) for kind in kinds]
 
-    def _open(self, piece: Piece) -> list[dict[str, Any]]:
-        self._item_id = _PREFIXES[type(piece)] + uuid.uuid4().hex
-        item = self._item(piece, None, "in_progress")
+    def _open(self, block: Opening) -> list[dict[str, Any]]:
+        self._item_id = _PREFIXES[type(block)] + uuid.uuid4().hex
+        item = self._item(block, None, "in_progress")
         added = self._event("response.output_item.added", output_index=len(self._items), item=item)
-        if isinstance(piece, ToolCall):
+        if isinstance(block, CallBegun):
             return [added]
-        part = self._item_event("content_part.added", content_index=0, part=_part(piece, ""))
+        part = self._item_event("content_part.added", content_index=0, part=_part(block, ""))
         return [added, part]
 
-    def _delta(self, piece: Piece, text: str) -> list[dict[str, Any]]:
-        return [self._item_event(f"{_EVENTS[type(piece)]}.delta", delta=text, **_place(piece))]
+    def _delta(self, block: Opening, text: str) -> list[dict[str, Any]]:
+        return [self._item_event(f"{_EVENTS[type(block)]}.delta", delta=text, **_place(block))]
 
-    def _ended(self, piece: Piece, text: str) -> list[dict[str, Any]]:
-        done = f"{_EVENTS[type(piece)]}.done"
-        if isinstance(piece, ToolCall):
-            told = [self._item_event(done, name=piece.name, arguments=text)]
+    def _ended(self, block: Opening, text: str, *, whole: bool) -> list[dict[str, Any]]:
+        done = f"{_EVENTS[type(block)]}.done"
+        if isinstance(block, CallBegun):
+            told = [self._item_event(done, name=block.name, arguments=text)]
         else:
-            part = _part(piece, text)
+            part = _part(block, text)
             told = [
-                self._item_event(done, text=text, **_place(piece)),
+                self._item_event(done, text=text, **_place(block)),
                 self._item_event("content_part.done", content_index=0, part=part),
             ]
-        item = self._item(piece, text, "completed")
+        item = self._item(block, text, "completed" if whole else "incomplete")
         told.append(
             self._event("response.output_item.done", output_index=len(self._items), item=item)
         )
         self._items.append(item)
         return told
 
-    def _item(self, piece: Piece, text: str | None, status: str) -> dict[str, Any]:
+    def _item(self, block: Opening, text: str | None, status: str) -> dict[str, Any]:
         """An item of the output; ``text``: all that it says, None while it begins."""
         common = {"id": self._item_id, "status": status}
-        content = [] if text is None else [_part(piece, text)]
-        if isinstance(piece, ToolCall):
-            call = {"call_id": piece.id, "name": piece.name, "arguments": text or ""}
+        content = [] if text is None else [_part(block, text)]
+        if isinstance(block, CallBegun):
+            call = {"call_id": block.id, "name": block.name, "arguments": text or ""}
             return {"type": "function_call", **common, **call}
-        if isinstance(piece, Thought):
+        if isinstance(block, Thought):
             return {"type": "reasoning", **common, "summary": [], "content": content}
         return {"type": "message", **common, "role": "assistant", "content": content}
 
@@ -131,16 +131,16 @@ class ResponseFormat(BlockFormat):
         )
 
 
-def _part(piece: Piece, text: str) -> dict[str, Any]:
-    if isinstance(piece, Thought):
+def _part(block: Opening, text: str) -> dict[str, Any]:
+    if isinstance(block, Thought):
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _place(piece: Piece) -> dict[str, Any]:
-    """Where in its item a piece stands."""
-    if isinstance(piece, ToolCall):
+def _place(block: Opening) -> dict[str, Any]:
+    """Where in its item a block stands."""
+    if isinstance(block, CallBegun):
         return {}
     return (
-        {"content_index": 0} if isinstance(piece, Thought) else {"content_index": 0, "logprobs": []}
+        {"content_index": 0} if isinstance(block, Thought) else {"content_index": 0, "logprobs": []}
     )

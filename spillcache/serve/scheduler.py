@@ -29,6 +29,7 @@ from spillcache.namespace import Namespace
 from spillcache.serve.adapters import Adapters, Namespaces, by_adapters
 from spillcache.serve.answer_text import AnswerText
 from spillcache.serve.context_room import fits, gives_way, to_clear
+from spillcache.serve.embeddings import Embeddings
 from spillcache.serve.errands import Errands
 from spillcache.serve.job import (
     ErrorEvent,
@@ -75,6 +76,7 @@ class Scheduler:
         self._restore_pace = RestorePace()
         self._prefill_pace = PrefillPace()
         self._errands = Errands(self._wake, self._restore_pace)
+        self.embeddings = Embeddings(engine, self._errands)
         self.actions = SlotActions(engine, self._slots, self._errands, self._forget)
         self._trials = Trials(engine)
         self._tally = Tally(metrics)

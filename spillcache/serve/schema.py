@@ -266,9 +266,13 @@ class ChatBody(GenerationBody):
         return call_schema(self.tools, name)
 
     def held(self) -> "ChatBody":
-        """The same request, its answer held to a call where it must be one; raises RequestError."""
+        """The same request, its answer held to a call where it must be one, whatever form it should
+        have otherwise; raises RequestError.
+        """
         schema = self.call_schema
-        return self if schema is None else self.model_copy(update={"json_schema": schema})
+        if schema is None:
+            return self
+        return self.model_copy(update={"json_schema": schema, "response_format": None})
 
     @property
     def shares_wanted(self) -> int | None:

@@ -11,7 +11,7 @@ from spillcache.cache.background import give_way
 from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.cache.spill import Flushed
 from spillcache.config import Settings
-from spillcache.engine.base import Engine, SelfTest
+from spillcache.engine.base import Embedding, Engine, SelfTest, Tokens
 from spillcache.engine.llama_engine import LlamaEngine
 from spillcache.engine.llama_library import check_model_file, model_files
 from spillcache.errors import (
@@ -261,6 +261,12 @@ class Service:
         if self._scheduler is None or self._state != "ready":
             raise self._not_ready()
         return self._scheduler.submit(request, listener)
+
+    def embed(self, tokens: Tokens) -> Embedding:
+        """See Door."""
+        if self._scheduler is None or self._state != "ready":
+            raise self._not_ready()
+        return self._scheduler.embeddings.of(tokens)
 
     def flush(self, timeout_s: float) -> Flushed:
         """See Door."""

@@ -11,14 +11,17 @@ from spillcache.cache.match import Match
 from spillcache.cache.restore import RestoreStream
 from spillcache.chain import BlockHash, Chain
 from spillcache.engine.base import AdapterScales, Sampler, Tokens
+from spillcache.errors import RequestError
 from spillcache.serve.answer_text import AnswerText
 from spillcache.serve.job import (
     Decision,
     DoneEvent,
+    ErrorEvent,
     Event,
     FinishReason,
     GenerationRequest,
     Listener,
+    Outcome,
     Parted,
     Ticket,
     Tier,
@@ -57,6 +60,8 @@ class Job:
     """What the engine said of the doubted ones."""
     cold: bool = False
     """It failed while it went on from restored state."""
+    outcome: Outcome = "cancelled"
+    """How it ended; until it has ended, what it is if nothing more comes."""
 
     @property
     def reuses(self) -> bool:
@@ -101,8 +106,13 @@ class Job:
 
     def emit(self, event: Event) -> None:
         """Tell the listener, unless the client has left."""
-        if not self.ticket.cancelled:
-            self.listener(event)
+        if self.ticket.cancelled:
+            return
+        if isinstance(event, DoneEvent):
+            self.outcome = event.reason
+        elif isinstance(event, ErrorEvent):
+            self.outcome = "refused" if isinstance(event.error, RequestError) else "failed"
+        self.listener(event)
 
     def done(self, reason: FinishReason, slot: int) -> DoneEvent:
         """The event that ends the answer, in ``slot``."""

@@ -5,6 +5,7 @@ evicted as all others are, and hidden, purged and listed with them. Nothing depe
 """
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,9 @@ from spillcache.store.objects import StoreObject
 
 log = logging.getLogger("spillcache.serve")
 
+_KIND = "token memory"
+_FILE = re.compile(r"model_\d+")
+"""Fields with a digest of a model's file."""
 _WRITE_DELAY_S = 30.0
 """As long as a conversation may rest before its blocks are written."""
 _PENDING_MAX = 4096
@@ -28,7 +32,18 @@ _PAUSE_S = 60.0
 
 def shelf_namespace(model: Mapping[str, FieldValue], tag: str) -> Namespace:
     """The namespace of a model's records: the content of its files, and the user's tag."""
-    return Namespace.of({**model, "kind": "token memory", "tag": tag})
+    return Namespace.of({**model, "kind": _KIND, "tag": tag})
+
+
+def shelf_of(namespace: Namespace) -> Namespace | None:
+    """The namespace of the records that belong to a model's state; None where there are none, or
+    these are records themselves.
+    """
+    fields = dict(namespace.fields)
+    model = {name: value for name, value in fields.items() if _FILE.fullmatch(name)}
+    if not model or fields.get("kind") == _KIND:
+        return None
+    return shelf_namespace(model, str(fields.get("tag", "")))
 
 
 class TokenShelf:

@@ -11,29 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from spillcache.serve.tool_call import (
-    NotACall,
-    ToolCall,
-    arguments_in_json,
-    call_of,
-    calls_in_json,
-)
+from spillcache.serve.answer_channels import MARKS
+from spillcache.serve.call_teller import CallTeller, Reader
+from spillcache.serve.tool_call import NotACall, ToolCall, called
 from spillcache.serve.tool_literals import gemma_call, python_calls
+from spillcache.serve.tool_objects import read_arguments, read_bare_json, read_json
 from spillcache.serve.tool_source import Source, Waiting
+from spillcache.serve.tool_tags import read_function, read_tagged
 
-Calls = tuple[list[ToolCall], int]
-"""Calls that were read, and where they end."""
-Reader = Callable[[Source, int], Waiting[Calls]]
-"""Reads calls from behind the text that opened them; raises NotACall."""
-
-_FENCES = ("```json", "```")
 _PYTHON_HEAD = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(")
 _PYTHON_BEGUN = re.compile(r"\[?\s*([A-Za-z_][\w.]*\s*)?")
-_JSON_HEAD = re.compile(r"\{\s*\"(name|type|function|id|parameters|arguments|tool_name)\"")
-_JSON_BEGUN = re.compile(r"\{?\s*\"?[a-z_]{0,10}")
-_PARAMETER = re.compile(r"<parameter=([^>\n]{1,128})>\n?(.*?)\n?</parameter>", re.DOTALL)
-_FUNCTION = re.compile(r"\s*<function=([^>\n]{1,128})>(.*?)(?:</function>\s*)?", re.DOTALL)
-_PAIR = re.compile(r"<arg_key>([^<\n]{1,128})</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _INDEX = re.compile(r"^(functions\.)?(.*?)(:\d+)?$", re.DOTALL)
 _HEAD_CHARACTERS_MAX = 512
 
@@ -51,6 +38,10 @@ class ToolFormat:
     """Other texts that may be control tokens, and must be seen."""
     bare: Reader | None = None
     """Reads calls that nothing opens: only where an answer begins with one, and of known tools."""
+    channels: bool = False
+    """Whether all that a model says, thoughts and words as well, is written in channels: see
+    ``answer_channels``.
+    """
     stops: tuple[str, ...] = ()
     """Texts that end the answer."""
     id_characters: int = 0
@@ -64,65 +55,37 @@ class ToolFormat:
         return (*self.opens, *self.closes, *self.marks, *self.stops)
 
 
-# JSON.
-
-
-def read_json(source: Source, at: int) -> Waiting[Calls]:
-    """An object or a list of objects, maybe in a fence."""
-    at = yield from source.skip_space(at)
-    fence = yield from source.starts(at, _FENCES)
-    at = yield from source.skip_space(at + len(fence))
-    if source.text[at : at + 1] not in {"{", "["}:
-        raise NotACall("there is no JSON")
-    end = yield from source.value(at)
-    calls = calls_in_json(source.text[at:end])
-    if fence:
-        closing = yield from source.skip_space(end)
-        end = closing + len((yield from source.starts(closing, ("```",)))) or end
-    return calls, end
-
-
-def read_bare_json(source: Source, at: int) -> Waiting[Calls]:
-    """As ``read_json``, but soon over where an object does not begin like a call."""
-    while not _JSON_HEAD.match(source.text, at):
-        if not _JSON_BEGUN.fullmatch(source.text, at):
-            raise NotACall("it does not begin like a call")
-        yield from source.more()
-    return (yield from read_json(source, at))
+# Names, then arguments.
 
 
 def read_named(
-    source: Source, at: int, name_of: Callable[[str], tuple[str, str]], close: str = ""
-) -> Waiting[Calls]:
+    source: Source,
+    at: int,
+    teller: CallTeller,
+    *,
+    name_of: Callable[[str], tuple[str, str]],
+    close: str = "",
+) -> Waiting[int]:
     """A name and whatever belongs to it, then its arguments in JSON, maybe in a fence.
 
     ``name_of`` gives name and id of what stands before the arguments. A call without arguments
     ends with ``close``.
     """
-    start = at
-    while True:
-        brace = source.text.find("{", at, at + _HEAD_CHARACTERS_MAX)
-        closed = source.text.find(close, at) if close else -1
-        if closed >= 0 and not 0 <= brace < closed:
-            name, own = name_of(source.text[start:closed])
-            return [ToolCall(call_of(name, {}).name, "{}", own)], closed
-        if brace >= 0:
-            break
-        if len(source.text) - at >= _HEAD_CHARACTERS_MAX:
-            raise NotACall("a name is too long")
-        yield from source.more()
-    name, own = name_of(source.text[start:brace])
-    end = yield from source.value(brace)
-    call = arguments_in_json(name, source.text[brace:end])
-    return [ToolCall(call.name, call.arguments, own)], end
+    marks = ("{", close) if close else ("{",)
+    end, mark = yield from source.first(at, marks, _HEAD_CHARACTERS_MAX)
+    name, own = name_of(source.text[at:end])
+    if mark == "{":
+        return (yield from read_arguments(source, end, teller, name, own))
+    teller.whole([ToolCall(called(name), "{}", own)], end)
+    return end
 
 
-def read_after(source: Source, at: int, mark: str, reader: Reader) -> Waiting[Calls]:
+def read_after(
+    source: Source, at: int, teller: CallTeller, *, mark: str, reader: Reader
+) -> Waiting[int]:
     """A call behind ``mark``, which opens the first of a section."""
-    at = yield from source.skip_space(at)
-    if not (yield from source.starts(at, (mark,))):
-        raise NotACall(f"{mark} is missing")
-    return (yield from reader(source, at + len(mark)))
+    at = yield from source.need(at, mark)
+    return (yield from reader(source, at, teller))
 
 
 def _mistral_name(head: str) -> tuple[str, str]:
@@ -143,84 +106,47 @@ def _kimi_name(head: str) -> tuple[str, str]:
     return (found[2] if found else own), own
 
 
-def _functionary_name(head: str) -> tuple[str, str]:
-    return head.strip().removesuffix(">").strip(), ""
-
-
-def read_mistral(source: Source, at: int) -> Waiting[Calls]:
-    """A list of objects, or since 2025 a name and its arguments."""
+def read_mistral(source: Source, at: int, teller: CallTeller) -> Waiting[int]:
+    """A list of objects, or since 2025 a name and its arguments. Those lists have ids at the end of
+    each call.
+    """
     at = yield from source.skip_space(at)
     if source.text[at : at + 1] == "[" and not (
         yield from source.starts(at, ("[ARGS]", "[CALL_ID]"))
     ):
-        return (yield from read_json(source, at))
-    return (yield from read_named(source, at, _mistral_name))
+        return (yield from read_json(source, at, teller, late=True))
+    return (yield from read_named(source, at, teller, name_of=_mistral_name))
 
 
-# Tags.
+# Code: told when it is complete.
 
 
-def read_tagged(source: Source, at: int) -> Waiting[Calls]:
-    """What stands in ``<tool_call>``: JSON, ``<function=…>`` with parameters, or pairs of keys and
-    values.
-    """
-    at = yield from source.skip_space(at)
-    if source.text[at : at + 1] in {"{", "["} or (yield from source.starts(at, _FENCES)):
-        return (yield from read_json(source, at))
-    end = yield from source.until(at, "</tool_call>")
-    text = source.text[at:end]
-    call = _parameters(text) if text.startswith("<function=") else _pairs(text)
-    return [call], end
-
-
-def read_function(source: Source, at: int) -> Waiting[Calls]:
-    """What follows ``<function=``: JSON arguments, or parameters in tags of their own."""
-    end = yield from source.until(at, ">")
-    start = yield from source.skip_space(end + 1)
-    if source.text[start : start + 1] == "{":
-        return (yield from read_named(source, at, _functionary_name))
-    close = yield from source.until(start, "</function>")
-    return [_parameters("<function=" + source.text[at:close])], close
-
-
-def _parameters(text: str) -> ToolCall:
-    found = _FUNCTION.fullmatch(text.rstrip())
-    if found is None:
-        raise NotACall("it is no function")
-    given = {name.strip(): value for name, value in _PARAMETER.findall(found[2])}
-    return call_of(found[1], given, untyped=True)
-
-
-def _pairs(text: str) -> ToolCall:
-    name, mark, rest = text.partition("<arg_key>")
-    given = {key.strip(): value for key, value in _PAIR.findall(mark + rest)}
-    return call_of(name, given, untyped=True)
-
-
-# Code.
-
-
-def read_python(source: Source, at: int) -> Waiting[Calls]:
+def read_python(source: Source, at: int, teller: CallTeller) -> Waiting[int]:
     """A list of calls in Python."""
     at = yield from source.skip_space(at)
     while not _PYTHON_HEAD.match(source.text, at):
         if not _PYTHON_BEGUN.fullmatch(source.text, at):
             raise NotACall("it does not begin like a list of calls")
         yield from source.more()
-    end = yield from source.value(at, python=True)
-    return python_calls(source.text[at:end]), end
+    end = yield from source.brackets(at)
+    teller.whole(python_calls(source.text[at:end]), end)
+    return end
 
 
-def read_code(source: Source, at: int, close: str) -> Waiting[Calls]:
+def read_code(source: Source, at: int, teller: CallTeller, *, close: str) -> Waiting[int]:
     """Calls in Python, in a list or not, up to ``close``."""
     end = yield from source.until(at, close)
-    return python_calls(source.text[at:end]), end
+    teller.whole(python_calls(source.text[at:end]), end)
+    return end
 
 
-def read_gemma(source: Source, at: int, close: str, quote: str) -> Waiting[Calls]:
+def read_gemma(
+    source: Source, at: int, teller: CallTeller, *, close: str, quote: str
+) -> Waiting[int]:
     """``call:f{…}`` up to ``close``; ``quote`` stands around texts."""
     end = yield from source.until(at, close)
-    return [gemma_call(source.text[at:end], quote)], end
+    teller.whole([gemma_call(source.text[at:end], quote)], end)
+    return end
 
 
 # Formats.
@@ -228,12 +154,12 @@ def read_gemma(source: Source, at: int, close: str, quote: str) -> Waiting[Calls
 _deepseek = partial(read_named, name_of=_deepseek_name, close="<｜tool▁call▁end｜>")
 _kimi = partial(read_named, name_of=_kimi_name)
 
-TAGGED = ToolFormat("tagged", {"<tool_call>": read_tagged}, closes=("</tool_call>",))
+_TAGS = ("</function>", "</tool_call>")
+
+TAGGED = ToolFormat("tagged", {"<tool_call>": read_tagged}, closes=_TAGS)
 """Hermes, Qwen, and with other texts inside GLM, Granite and Qwen Coder."""
 
-GENERIC = ToolFormat(
-    "generic", {"<tool_call>": read_tagged}, closes=("</tool_call>",), generic=True
-)
+GENERIC = ToolFormat("generic", {"<tool_call>": read_tagged}, closes=_TAGS, generic=True)
 """For templates that know no tools: messages tell of them."""
 
 HELD = ToolFormat("held", {"<tool_call>": read_tagged}, bare=read_bare_json)
@@ -334,6 +260,9 @@ INTERNLM = ToolFormat(
 
 NEMOTRON = ToolFormat("nemotron", {"<TOOLCALL>": read_json}, closes=("</TOOLCALL>",))
 
+HARMONY = ToolFormat("harmony", {}, marks=MARKS, channels=True)
+"""gpt-oss: a call is a message to a function."""
+
 _SIGNS: tuple[tuple[str, ToolFormat], ...] = (
     ("<start_function_call>", FUNCTION_GEMMA),
     ("<|tool_call>", GEMMA4),
@@ -359,7 +288,7 @@ _SIGNS: tuple[tuple[str, ToolFormat], ...] = (
 )
 """What a template says that no other family's does; the first that is found decides."""
 
-FORMATS = (*dict.fromkeys(format_ for _, format_ in _SIGNS), GENERIC)
+FORMATS = (HARMONY, *dict.fromkeys(format_ for _, format_ in _SIGNS), GENERIC)
 
 _USES_TOOLS = re.compile(r"\btools\b")
 _NINE = re.compile(r"length\s*!=\s*9\b")
@@ -367,6 +296,8 @@ _NINE = re.compile(r"length\s*!=\s*9\b")
 
 def tool_format(template: str) -> ToolFormat:
     """The format of a chat template, its Jinja text or a built-in name; GENERIC if it has none."""
+    if "<|channel|>" in template:
+        return HARMONY
     if not _USES_TOOLS.search(template):
         return GENERIC
     known = next((known for sign, known in _SIGNS if sign in template), GENERIC)

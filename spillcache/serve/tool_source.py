@@ -8,7 +8,7 @@ import re
 from collections.abc import Generator, Sequence
 from typing import TypeVar
 
-from spillcache.serve.tool_call import NotACall
+from spillcache.serve.tool_call import CutOff, NotACall
 
 Found = TypeVar("Found")
 Waiting = Generator[None, None, Found]
@@ -17,12 +17,11 @@ Waiting = Generator[None, None, Found]
 SPACE = " \t\r\n"
 _DEPTH_MAX = 128
 _BRACKETS = {"}": "{", "]": "[", ")": "("}
-_JSON_MARKS = re.compile(r'[\\"{}\[\]]')
-_PYTHON_MARKS = re.compile(r"[\\\"'{}\[\]()]")
+_MARKS = re.compile(r"[\\\"'{}\[\]()]")
 
 
 class Source:
-    """The text so far; ``ended`` when no more comes. Waits raise NotACall when it ends too soon."""
+    """The text so far; ``ended`` when no more comes. Waits raise CutOff when it ends too soon."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -36,7 +35,7 @@ class Source:
     def more(self) -> Waiting[None]:
         """Wait for more text."""
         if self.ended:
-            raise NotACall("the answer ended in the middle")
+            raise CutOff("the answer ended in the middle")
         yield
 
     def skip_space(self, at: int) -> Waiting[int]:
@@ -56,21 +55,47 @@ class Source:
                 return max((o for o in options if rest.startswith(o)), key=len, default="")
             yield
 
+    def need(self, at: int, mark: str) -> Waiting[int]:
+        """Where ``mark``, which must come next but for white space, ends. Raises NotACall."""
+        at = yield from self.skip_space(at)
+        while not self.text.startswith(mark, at):
+            if not mark.startswith(self.text[at:]):
+                raise NotACall(f"{mark} is missing")
+            yield from self.more()
+        return at + len(mark)
+
     def until(self, at: int, mark: str) -> Waiting[int]:
         """Where ``mark`` begins, from ``at`` on."""
-        start = at
-        while (found := self.text.find(mark, start)) < 0:
-            start = max(at, len(self.text) - len(mark) + 1)
-            yield from self.more()
-        return found
+        return (yield from self.first(at, (mark,)))[0]
 
-    def value(self, at: int, *, python: bool = False) -> Waiting[int]:
-        """Where the bracketed value that begins at ``at`` ends: JSON, or Python's literals."""
-        marks, quotes = (_PYTHON_MARKS, "\"'") if python else (_JSON_MARKS, '"')
+    def first(
+        self, at: int, marks: Sequence[str], characters_max: int | None = None
+    ) -> Waiting[tuple[int, str]]:
+        """Where the first of ``marks`` begins, from ``at`` on, and which it is. Raises NotACall
+        where none begins within ``characters_max``.
+        """
+        start, longest = at, max(map(len, marks))
+        while True:
+            found, mark = self.seen(start, marks)
+            begins = len(self.text) - longest if found < 0 else found
+            if characters_max is not None and begins - at > characters_max:
+                raise NotACall("a name is too long")
+            if found >= 0:
+                return found, mark
+            start = max(at, begins + 1)
+            yield from self.more()
+
+    def seen(self, at: int, marks: Sequence[str]) -> tuple[int, str]:
+        """Where the first of ``marks`` begins in what has come, and which it is; −1 for none."""
+        found = [(place, mark) for mark in marks if (place := self.text.find(mark, at)) >= 0]
+        return min(found, default=(-1, ""))
+
+    def brackets(self, at: int) -> Waiting[int]:
+        """Where what the bracket at ``at`` opens ends, in Python's literals."""
         open_brackets: list[str] = []
         quote, start = "", at
         while True:
-            found = marks.search(self.text, start)
+            found = _MARKS.search(self.text, start)
             if found is None or (found[0] == "\\" and found.end() == len(self.text)):
                 start = len(self.text) if found is None else found.start()
                 yield from self.more()
@@ -80,7 +105,7 @@ class Source:
                 start += 1
             elif quote:
                 quote = "" if mark == quote else quote
-            elif mark in quotes:
+            elif mark in "\"'":
                 quote = mark
             elif mark in _BRACKETS:
                 if not open_brackets or open_brackets.pop() != _BRACKETS[mark]:
@@ -91,3 +116,13 @@ class Source:
                     raise NotACall("it is nested too deeply")
             if not open_brackets:
                 return start
+
+
+def begun(text: str, marks: Sequence[str]) -> int:
+    """How many characters at the end may be the beginning of one of ``marks``."""
+    longest = min(max(map(len, marks)) - 1, len(text))
+    for count in range(longest, 0, -1):
+        end = text[-count:]
+        if any(mark.startswith(end) for mark in marks):
+            return count
+    return 0

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from care_tools import BLUE, RED, blocks_of, config, put
 
+from spillcache.serve.token_shelf import shelf_namespace
 from spillcache.store.block_store import BlockStore
 
 
@@ -34,6 +35,21 @@ def test_one_namespace(cli: Any, directory: Path, monkeypatch: pytest.MonkeyPatc
     report = json.loads(cli("purge", BLUE.id.hex(), "-y", "--json").out)
     assert (report["objects"], report["removed"]) == (3, False)
     assert held(directory) == (0, 0)
+
+
+def test_a_namespace_goes_with_what_is_remembered_of_its_answers(cli: Any, tmp_path: Path) -> None:
+    path, digest = tmp_path / "cache", bytes(range(32))
+    mine, other = shelf_namespace({"model_0": digest}, "[red]"), shelf_namespace({}, "[red]")
+    with BlockStore.open(config(path)) as store:
+        put(store, RED, 5)
+        put(store, mine, 2)
+        put(store, other, 3)
+    report = json.loads(cli("purge", str(path), RED.id.hex(), "--yes", "--json").out)
+    assert report["objects"] == 7
+    with BlockStore.open(config(path)) as store:
+        assert (blocks_of(store, RED), blocks_of(store, mine), blocks_of(store, other)) == (0, 0, 3)
+    report = json.loads(cli("purge", str(path), other.id.hex(), "--yes", "--json").out)
+    assert report["objects"] == 3
 
 
 def test_everything_but_what_is_not_ours(cli: Any, directory: Path) -> None:

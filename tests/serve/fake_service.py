@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+
 from spillcache.cache.spill import Flushed
 from spillcache.config import EngineConfig, ServeConfig, Settings
 from spillcache.engine.base import Adapter, FimTokens, Guide, Limits, ModelInfo, TokenShares
@@ -179,6 +181,11 @@ class FakeService:
         glance = Glance([Slot(0), Slot(1)], RecentRequests())
         tiers = {"ram": {"on": False, "reason": "none"}, "disk": {"on": False, "reason": "none"}}
         return Overview(self.engine, glance, self.metrics).take(self.cache, tiers)
+
+    def embed(self, tokens):
+        if self.script.refuse is not None:
+            raise self.script.refuse
+        return np.array([len(tokens), tokens[0], -0.5], np.float32)
 
     def flush(self, timeout_s):
         self.flushes.append(timeout_s)

@@ -37,6 +37,7 @@ FAMILIES = {
     "phi4-mini": Family("phi", "<|end|>"),
     "granite": Family("phi", "<|end_of_text|>\n"),
     "kimi-k2": Family("kimi", "<|im_end|>"),
+    "gpt-oss": Family("harmony", "", calls=1),
     "internlm": Family("internlm", "<|im_end|>\n", calls=1),
 }
 

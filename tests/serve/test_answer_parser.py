@@ -1,14 +1,17 @@
 """Thoughts, content and calls in one answer; and that no answer whatever raises."""
 
+import json
 import random
 
 import pytest
 from families import SCHEMAS
+from pydantic_core import from_json
+from reading import pieces_of
 
-from spillcache.serve.answer_parser import AnswerParser, Thought
+from spillcache.serve.answer_parser import AnswerParser, Thought, calls_of, words_of
 from spillcache.serve.thinking import Thinking, thinking_of
-from spillcache.serve.tool_call import ToolCall
-from spillcache.serve.tool_formats import FORMATS, TAGGED
+from spillcache.serve.tool_call import CallBegun, ToolCall
+from spillcache.serve.tool_formats import FORMATS, HARMONY, TAGGED
 
 THINK = Thinking("<think>", "</think>")
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
@@ -28,22 +31,20 @@ WHOLE = (
     "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
     "<tool_call>\n<function=plan>\n<parameter=dry>\ntrue\n</parameter>\n</function>\n</tool_call>",
     "```tool_code\nf(x=1)\n```",
+    "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.weather <|constrain|>json<|message|>{"city": "x"}<|call|>',
+    "<|channel|>final<|message|>Some words.<|return|>",
     "Some words.\n\n",
 )
 
 
 def parts(text, size=None, *, format_=TAGGED, thinking=THINK, thinks=False):
     """Thoughts, content, and the names that are called."""
-    size = size or max(1, len(text))
-    parser = AnswerParser(format_, {}, thinking, thinks=thinks)
-    pieces = [
-        piece for at in range(0, len(text), size) for piece in parser.push(text[at : at + size])
-    ]
-    pieces += parser.finish()
+    pieces = pieces_of(text, format_, {}, thinking, size=size, thinks=thinks)
     return (
         "".join(piece.text for piece in pieces if isinstance(piece, Thought)),
-        "".join(piece for piece in pieces if isinstance(piece, str)),
-        [piece.name for piece in pieces if isinstance(piece, ToolCall)],
+        words_of(pieces),
+        [piece.name for piece in pieces if isinstance(piece, CallBegun)],
     )
 
 
@@ -119,26 +120,66 @@ def fuzzed(rng):
 def test_no_answer_raises_or_depends_on_where_it_is_cut():
     """10,000 outputs; and nothing that is not white space, a mark or a call is lost."""
     rng = random.Random(6)
-    seen_calls = 0
+    seen_calls = cut_off = 0
     for _ in range(10_000):
         format_ = rng.choice(FORMATS)
         text = fuzzed(rng)
-        whole = AnswerParser(format_, SCHEMAS, THINK)
-        pieces = whole.push(text) + whole.finish()
-        split = AnswerParser(format_, SCHEMAS, THINK)
-        cut = rng.randrange(len(text) + 1)
-        pieces_split = split.push(text[:cut]) + split.push(text[cut:]) + split.finish()
-        calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
-        assert calls == [piece for piece in pieces_split if isinstance(piece, ToolCall)]
-        assert said(pieces) == said(pieces_split)
+        pieces = pieces_of(text, format_, SCHEMAS, THINK)
+        split = pieces_of(text, format_, SCHEMAS, THINK, size=rng.randrange(1, 9))
+        calls = calls_of(pieces)
+        assert calls == calls_of(split)
+        assert words_of(pieces) == words_of(split)
+        assert thoughts_of(pieces) == thoughts_of(split)
         for call in calls:
             assert call.name.encode()
             assert call.arguments.encode()
+            cut_off += not is_object(call.arguments)
         seen_calls += len(calls)
-        if not calls and not any(isinstance(piece, Thought) for piece in pieces):
-            assert said(pieces) in (text, text.replace("<think>", "", 1).strip())
+        if not calls and not thoughts_of(pieces) and not format_.channels:
+            assert words_of(pieces) in (text, text.replace("<think>", "", 1).strip())
     assert seen_calls > 200
+    assert 0 < cut_off < seen_calls / 2
 
 
-def said(pieces):
-    return "".join(piece for piece in pieces if isinstance(piece, str))
+def thoughts_of(pieces):
+    return "".join(piece.text for piece in pieces if isinstance(piece, Thought))
+
+
+def is_object(text):
+    """Whether it is JSON; else it must be the beginning of an object."""
+    assert text.startswith("{")
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        assert isinstance(from_json(text, allow_partial=True), dict)
+        return False
+
+
+def test_channels():
+    def read(text, size=1):
+        pieces = pieces_of(text, HARMONY, {}, size=size)
+        return thoughts_of(pieces), words_of(pieces), calls_of(pieces)
+
+    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+    assert read(said + "Dry.<|return|>") == ("Hm.", "Dry.", [])
+    assert read(said + "Dry") == ("Hm.", "Dry", [])
+    assert read(said + " {<|x", None) == ("Hm.", " {<|x", [])
+    # Words before a call are meant for the user; a call's channel may come before its receiver.
+    look = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+    assert read(look + call) == ("", "I look.", [ToolCall("f", "{}")])
+    assert (
+        read(look + " to=functions.f" + call.replace("to=functions.f ", ""))[1:]
+        == read(look + call)[1:]
+    )
+    assert read(call + "<|start|>assistant" + call)[2] == [ToolCall("f", "{}")] * 2
+    # What is in none of these forms is said as it is.
+    for text in ("Dry.", '{"a": 1}', "<|channel|>final", "a to=b", "<|channel|>" + "x" * 600):
+        assert read(text) == ("", text, [])
+    assert read("to=functions.f<|message|>print()<|call|>")[1] == "to=functions.f<|message|>print()"
+
+
+def test_calls_in_channels_are_words_where_none_are_read():
+    call = "<|channel|>commentary to=functions.f<|message|>{}"
+    parser = AnswerParser(None, {}, channels=True)
+    assert words_of(parser.push(call + "<|call|>") + parser.finish()) == call

@@ -160,6 +160,7 @@ def test_a_call(claude, service, stream):
         events = list(answer)
         deltas = [e.delta for e in events if e.type == "content_block_delta" and e.index == 1]
         assert {delta.type for delta in deltas} == {"input_json_delta"}
+        assert len(deltas) > 3
         (block,) = [
             e.content_block for e in events if e.type == "content_block_start" and e.index == 1
         ]
@@ -191,6 +192,23 @@ def test_several_calls(claude, service, stream):
         claude, tools=OURS, tool_choice={"type": "auto", "disable_parallel_tool_use": True}
     )
     assert [block.name for block in answer.content] == ["weather"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_cut_off(claude, service, stream):
+    """Its input is what of it is whole: the client's own helper reads the same from a stream."""
+    says(service, ONE.partition("3}")[0] + "12")
+    service.script.reason = "length"
+    if stream:
+        with claude.messages.stream(
+            model="any", max_tokens=3, messages=ASKED, tools=OURS
+        ) as events:
+            message = events.get_final_message()
+    else:
+        message = claude.messages.create(model="any", max_tokens=3, messages=ASKED, tools=OURS)
+    (block,) = message.content
+    assert (block.type, block.name, block.input) == ("tool_use", "weather", {"city": "Örö"})
+    assert message.stop_reason == "max_tokens"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -310,6 +328,30 @@ def test_tools_of_anthropics_own_are_left_out(claude, service):
     assert "web_search" not in prompt_of(service)
     ask(claude, tools=[search])
     assert "<tools>" not in prompt_of(service)
+
+
+def test_whether_to_think_is_told_to_the_template(claude, service):
+    """As Qwen's template has it, and as ``chat_template_kwargs`` would say it."""
+    switch = (
+        "{{- '<think>\n\n</think>\n\n' if add_generation_prompt and enable_thinking is false }}"
+    )
+    service.engine_in_use = FakeEngine(source_of("qwen") + switch)
+    empty = "<think>\n\n</think>\n\n"
+    enabled = {"type": "enabled", "budget_tokens": 1024}
+    asked = {"chat_template_kwargs": {"enable_thinking": False}}
+    for fields, silent in [
+        ({}, False),
+        ({"thinking": {"type": "disabled"}}, True),
+        ({"thinking": enabled}, False),
+        ({"thinking": {"type": "adaptive"}}, False),
+        ({"thinking": enabled, "extra_body": asked}, True),
+    ]:
+        ask(claude, **fields)
+        assert prompt_of(service).endswith(empty) is silent
+    count = claude.messages.count_tokens
+    less = count(model="any", messages=ASKED).input_tokens
+    more = count(model="any", messages=ASKED, thinking={"type": "disabled"}).input_tokens
+    assert more == less + len(empty)
 
 
 @pytest.mark.parametrize("stream", [False, True])

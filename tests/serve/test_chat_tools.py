@@ -111,19 +111,110 @@ def test_one_call_at_a_time(ai, service):
     assert [call[1] for call in calls] == ["weather"]
 
 
-def test_a_broken_call_is_content(ai, service):
-    says(service, ONE[:-20])
+def test_a_call_that_is_cut_off_is_told_as_far_as_it_came(ai, service):
+    says(service, "I look.\n" + ONE[:-23])
     service.script.reason = "length"
     (choice,) = ask(ai).choices
-    assert choice.message.content == ONE[:-20]
-    assert choice.message.tool_calls is None
-    assert choice.finish_reason == "length"
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "weather"
+    assert call.function.arguments == '{"city": "Örö", "'
+    assert (choice.message.content, choice.finish_reason) == ("I look.", "length")
     content, _, calls, reason = joined(list(ask(ai, stream=True)))
-    assert (content, calls, reason) == (ONE[:-20], [], "length")
+    assert (content, reason) == ("I look.", "length")
+    assert [call[1:] for call in calls] == [["weather", '{"city": "Örö", "']]
+    assert service.token_memory.empty, "what is not whole is not remembered"
+
+
+def test_what_never_becomes_a_call_is_content(ai, service):
+    says(service, "<tool_call>\n{weather}\n</tool_call>")
+    (choice,) = ask(ai).choices
+    assert choice.message.tool_calls is None
+    assert choice.message.content == "<tool_call>\n{weather}\n</tool_call>"
+    assert choice.finish_reason == "stop"
+
+
+def test_arguments_are_streamed_while_they_are_written(ai, service):
+    """A file takes minutes to write: the client sees it grow, and is told the name first."""
+    service.script.texts = [
+        "<tool_call>\n{",
+        '"name": "write_file", "argu',
+        'ments": {"path"',
+        ': "a.py", "text": "import os\\n',
+        'x = 1"}}\n</tool_call>',
+    ]
+    service.script.hold_at = 4
+    stream = ask(ai, stream=True)
+    chunks, seen = [], ""
+    while not seen.endswith("import os\\n"):
+        chunks.append(next(stream))
+        for call in chunks[-1].choices[0].delta.tool_calls or ():
+            assert call.id is None or not seen
+            seen += call.function.arguments
+    assert seen == '{"path": "a.py", "text": "import os\\n'
+    service.script.go.set()
+    _, _, calls, reason = joined(chunks + list(stream))
+    assert reason == "tool_calls"
+    assert [call[1:] for call in calls] == [["write_file", seen + 'x = 1"}']]
+
+
+def test_a_client_that_may_call_once_sees_one_call_grow(ai, service):
+    says(service, TWO, 3)
+    _, _, calls, _ = joined(list(ask(ai, stream=True, parallel_tool_calls=False)))
+    assert [call[1:] for call in calls] == [["weather", '{"city": "Örö", "days": 3}']]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13, 1000])
+@pytest.mark.parametrize("end", [None, -1, -30, -60])
+def test_a_stream_comes_to_the_same_as_an_answer_in_one_piece(ai, service, size, end):
+    """Two calls and words around them; whole, and cut off in several places."""
+    says(service, "I look.\n" + TWO[:end] + ("" if end else "\nThen I plan."), size)
+    message = ask(ai).choices[0].message
+    content, _, calls, _ = joined(list(ask(ai, stream=True)))
+    assert content == (message.content or "")
+    told = [(call.function.name, call.function.arguments) for call in message.tool_calls]
+    assert [tuple(call[1:]) for call in calls] == told
+
+
+@pytest.mark.parametrize("family", ["gpt-oss"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_channels(ai, service, stream):
+    thought = "<|channel|>analysis<|message|>Rain, then.<|end|>"
+    call = (
+        "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+        '{"city": "Örö", "days": 3}<|call|>'
+    )
+    says(service, thought + call)
+    answer = ask(ai, stream=stream)
+    if stream:
+        content, thoughts, calls, reason = joined(list(answer))
+        assert (content, thoughts, reason) == ("", "Rain, then.", "tool_calls")
+        assert [one[1:] for one in calls] == [["weather", '{"city": "Örö", "days": 3}']]
+        return
+    message = answer.choices[0].message
+    assert (message.content, message.reasoning_content) == (None, "Rain, then.")
+    before = prompt_of(service)
+    assert before.endswith("<|start|>assistant")
+    says(service, "<|channel|>final<|message|>Dry.<|return|>")
+    answer = ask(ai, answered(message))
+    # The thoughts before a call go back to the model, under its template's name for them.
+    assert prompt_of(service).startswith(before + thought + "<|start|>assistant to=functions.")
+    assert answer.choices[0].message.content == "Dry."
+    spoken = {**message.model_dump(exclude_none=True), "content": "I look."}
+    ask(ai, [*ASKED, spoken])
+    assert "I look.<|end|>" in prompt_of(service)
+    assert "Rain, then." not in prompt_of(service)
+
+
+@pytest.mark.parametrize("family", ["gpt-oss"])
+def test_channels_without_tools(ai, service):
+    says(service, "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final"
+         "<|message|>Dry.<|return|>")  # fmt: skip
+    message = ai.chat.completions.create(model="any", messages=ASKED).choices[0].message
+    assert (message.content, message.reasoning_content) == ("Dry.", "Hm.")
 
 
 def test_a_call_before_the_limit(ai, service):
-    says(service, TWO[:-20])
+    says(service, TWO[: len(ONE) + 20])
     service.script.reason = "length"
     (choice,) = ask(ai).choices
     assert [call.function.name for call in choice.message.tool_calls] == ["weather"]
@@ -195,6 +286,23 @@ def test_a_call_that_must_be_is_held_to_its_schema():
     names = [one["properties"]["name"]["const"] for one in body.held().json_schema["anyOf"]]
     assert names == ["weather", "write_file", "plan"]
     assert ChatBody(messages=ASKED, tools=TOOLS).held().json_schema is None
+
+
+def test_a_call_that_must_be_comes_before_a_response_format(ai, http, service):
+    """The form is for answers that are no calls."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    says(service, '{"name": "plan", "arguments": {"dry": true}}')
+    message = ask(ai, tool_choice="required", response_format=form).choices[0].message
+    assert message.tool_calls[0].function.name == "plan"
+    held = json.loads(service.last().request.sampling.guide.text)
+    assert next(one["properties"]["name"]["const"] for one in held["anyOf"]) == "weather"
+    # With "auto" the answer has that form, and so is no call.
+    ask(ai, response_format=form)
+    assert json.loads(service.last().request.sampling.guide.text) == schema
+    body = {"messages": ASKED, "tools": TOOLS, "tool_choice": "required", "grammar": 'root ::= "a"'}
+    response = http.post("/v1/chat/completions", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "grammar")
 
 
 def answered(message):

@@ -6,10 +6,6 @@ The first of each route are the examples of llama-server's own documentation.
 
 import importlib.util
 import json
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ import httpx
 import pytest
 from loopback import served
 from models import ModelShelf
+from stock_client import stock_client
 
 from spillcache.config import CacheConfig, EngineConfig, ServeConfig, Settings
 from spillcache.serve.app import create_app
@@ -86,12 +83,6 @@ INFILLS: list[dict[str, Any]] = [
 ]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def model(gguf_model: ModelShelf) -> Path:
     return gguf_model("llama", fim=True)
@@ -99,33 +90,8 @@ def model(gguf_model: ModelShelf) -> Path:
 
 @pytest.fixture(scope="module")
 def stock(model: Path) -> Iterator[httpx.Client]:
-    port = free_port()
-    script = Path(__file__).with_name("stock_server.py")
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(model), str(port)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            wait_ready(client, process)
-            yield client
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def wait_ready(client: httpx.Client, process: "subprocess.Popen[bytes]") -> None:
-    for _ in range(600):
-        assert process.poll() is None, "the stock server ended"
-        try:
-            if client.get("/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    raise AssertionError("the stock server was not ready in time")
+    with stock_client(model) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

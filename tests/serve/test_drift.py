@@ -22,6 +22,7 @@ from spillcache.config import Settings
 from spillcache.engine.base import Sampler
 from spillcache.engine.llama_engine import LlamaEngine
 from spillcache.serve.app import create_app
+from spillcache.serve.token_shelf import TokenShelf
 
 WORD = FIRST_BYTE + 257
 """The token of `` word0``; only answers hold such."""
@@ -135,6 +136,33 @@ def test_a_conversation_with_tools_keeps_its_tokens(
     assert sum(bool(a.choices[0].message.tool_calls) for a in answers) == 8
     assert not any(a.timings["parted"] for a in answers)
     assert cached_share(answers) >= 0.95
+
+
+def test_a_kill_that_loses_the_memory_costs_a_turn_and_no_word(
+    gguf_model: ModelShelf, tmp_path: Path, script, monkeypatch
+):
+    """Records are written half a minute after the first: kill −9 may come before. The state of the
+    prompt's own tokens is there, the answer's is computed for the tokens that its text gives now,
+    and the next answer is the one that a server without any cache gives.
+    """
+    model, disk = gguf_model("llama"), tmp_path / "kv"
+    messages = [{"role": "user", "content": "Rain? " * 40}]
+    with monkeypatch.context() as killed, client(config_of(model, disk)) as ai:
+        killed.setattr(TokenShelf, "_write", lambda _: None)
+        script.append(written(1, 2, "\n\n", 3, 3, ".", 4))
+        first = turn(ai, messages)
+    asked, again = list(messages), list(messages)
+    with client(config_of(model, disk)) as ai:
+        second = turn(ai, messages, max_tokens=24)
+    with client(config_of(model, None)) as ai:
+        cold = turn(ai, again, max_tokens=24)
+    assert first.usage.completion_tokens == 8
+    assert asked == messages[: len(asked)]
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert first.usage.prompt_tokens // 64 * 64 <= cached < second.usage.prompt_tokens
+    assert cold.usage.prompt_tokens_details.cached_tokens == 0
+    assert second.usage.prompt_tokens == cold.usage.prompt_tokens
+    assert second.choices[0].message == cold.choices[0].message
 
 
 def test_without_the_memory_the_tokens_are_lost(

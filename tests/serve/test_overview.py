@@ -9,10 +9,11 @@ from fake_service import FakeEngine
 
 from spillcache.cache.held import Held, HeldBlock
 from spillcache.chain import BlockHash, Chain
+from spillcache.errors import DecodeError, PromptTooLong
 from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace
 from spillcache.serve.answer_text import AnswerText
-from spillcache.serve.job import GenerationRequest, Ticket
+from spillcache.serve.job import ErrorEvent, GenerationRequest, Ticket
 from spillcache.serve.overview import BLOCKS, TREE_S, Overview
 from spillcache.serve.recent_requests import MOST, RecentRequests
 from spillcache.serve.slot_facts import Glance
@@ -157,8 +158,25 @@ def test_requests_are_remembered_in_numbers() -> None:
     assert failed["decision"] is None
     for row in (failed, answered):
         assert all(
-            v is None or isinstance(v, int | float) for k, v in row.items() if k != "decision"
+            v is None or isinstance(v, int | float)
+            for k, v in row.items()
+            if k not in {"decision", "outcome"}
         )
     for _ in range(MOST + 5):
         recent.add(job())
     assert [row["number"] for row in recent.listed()] == list(range(MOST + 7, 7, -1))
+
+
+def test_how_a_request_ended_is_told() -> None:
+    recent = RecentRequests()
+    ended = [job() for _ in range(5)]
+    for one, reason in zip(ended, ("stop", "length"), strict=False):
+        one.emit(one.done(reason, 0))
+    ended[2].emit(ErrorEvent(PromptTooLong("too long", "prompt")))
+    ended[3].emit(ErrorEvent(DecodeError("it broke")))
+    ended[4].ticket.cancel()
+    ended[4].emit(ErrorEvent(DecodeError("it broke")))
+    for one in ended:
+        recent.add(one)
+    outcomes = [row["outcome"] for row in recent.listed()[::-1]]
+    assert outcomes == ["stop", "length", "refused", "failed", "cancelled"]

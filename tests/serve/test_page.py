@@ -216,6 +216,7 @@ def test_hits_change_while_requests_run_and_the_tree_outlives_a_restart(
         asking.join()
         sees(chromium, "tree", "shared by 3")
         sees(chromium, "recent", "live")
+        sees(chromium, "recent", "cut off")
         branch = chromium.find_element(By.CSS_SELECTOR, "#tree summary code").text
         leaves = len(chromium.find_elements(By.CSS_SELECTOR, "#tree ul li"))
         assert server.stop() == 0

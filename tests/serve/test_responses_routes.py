@@ -137,7 +137,10 @@ def test_calls(ai, service, stream):
         events = list(answer)
         deltas = [e for e in events if e.type == "response.function_call_arguments.delta"]
         dones = [e for e in events if e.type == "response.function_call_arguments.done"]
-        assert [e.delta for e in deltas] == [e.arguments for e in dones]
+        for done in dones:
+            parts = [e.delta for e in deltas if e.item_id == done.item_id]
+            assert "".join(parts) == done.arguments
+            assert len(parts) > 2
         added = [e.item for e in events if e.type == "response.output_item.added"]
         assert [getattr(item, "arguments", None) for item in added] == [None, "", ""]
         output = events[-1].response.output
@@ -152,6 +155,21 @@ def test_calls(ai, service, stream):
     assert one.call_id.startswith("call_")
     assert len({message.id, one.id, two.id, one.call_id, two.call_id}) == 5
     assert '"name": "weather"' in prompt_of(service)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_cut_off_is_incomplete(ai, service, stream):
+    says(service, TWO[:-21])
+    service.script.reason = "length"
+    answer = ask(ai, tools=OURS, stream=stream)
+    if stream:
+        events = list(answer)
+        done = [e for e in events if e.type == "response.function_call_arguments.done"]
+        assert [e.arguments for e in done] == ['{"city": "Örö", "days": 3}', '{"dry"']
+        answer = events[-1].response
+    assert answer.status == "incomplete"
+    assert [item.status for item in answer.output] == ["completed", "incomplete"]
+    assert answer.output[1].arguments == '{"dry"'
 
 
 def test_a_result_goes_back(ai, service):

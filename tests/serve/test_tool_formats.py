@@ -4,9 +4,9 @@ import json
 
 import pytest
 from families import FAMILIES, SCHEMAS, TOOLS, called, source_of, template_of
+from reading import parse_answer, pieces_of
 
-from spillcache.serve.answer_parser import AnswerParser, parse_answer
-from spillcache.serve.tool_call import ToolCall
+from spillcache.serve.tool_call import CallBegun, CallEnd, CallPart
 from spillcache.serve.tool_formats import FORMATS, GENERIC, tool_format
 
 ASKED = [{"role": "user", "content": "Rain?"}]
@@ -34,16 +34,6 @@ def answer_of(name, calls, content=""):
     text = template.render([*ASKED, said], add_generation_prompt=False, tools=TOOLS)
     assert text.startswith(prompt)
     return text.removeprefix(prompt).removesuffix(FAMILIES[name].end)
-
-
-def in_pieces(text, format_, size):
-    parser = AnswerParser(format_, SCHEMAS)
-    pieces = [
-        piece for at in range(0, len(text), size) for piece in parser.push(text[at : at + size])
-    ]
-    pieces += parser.finish()
-    content = "".join(piece for piece in pieces if isinstance(piece, str))
-    return content, [piece for piece in pieces if isinstance(piece, ToolCall)]
 
 
 def understood(calls):
@@ -96,20 +86,56 @@ def test_words_before_a_call(name):
 def test_pieces_say_what_the_whole_says(name, size):
     format_ = tool_format(source_of(name))
     text = answer_of(name, CALLS[: FAMILIES[name].calls])
-    assert in_pieces(text, format_, size) == parse_answer(text, format_, SCHEMAS)
+    assert parse_answer(text, format_, SCHEMAS, size) == parse_answer(text, format_, SCHEMAS)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_call_that_ends_too_soon_is_content(name):
-    """Cut anywhere: a call is whole or it is content, to the letter but for white space."""
+def test_a_call_that_ends_too_soon(name):
+    """Cut anywhere: until its name is known it is content, to the letter but for white space;
+    from then on a call, its arguments the beginning of the whole ones, and nothing is content.
+    """
     format_ = tool_format(source_of(name))
     text = answer_of(name, CALLS[:1])
-    whole = parse_answer(text, format_, SCHEMAS)[1]
-    for end in range(len(text)):
+    (whole,) = parse_answer(text, format_, SCHEMAS)[1]
+    called_yet = False
+    for end in range(len(text) + 1):
         content, calls = parse_answer(text[:end], format_, SCHEMAS)
-        assert calls in ([], whole)
+        assert calls or not called_yet
+        called_yet = bool(calls)
         if not calls:
-            assert content == text[:end]
+            assert content == text[:end] or name in {"command-r7b", "gpt-oss"}
+            continue
+        (call,) = calls
+        assert (call.name, call.id) == (whole.name, whole.id)
+        assert whole.arguments.startswith(call.arguments)
+        assert call == whole or not content or name == "command-r7b"
+    assert called_yet
+
+
+STREAMED = {
+    "qwen", "qwen-coder", "glm", "llama3", "devstral", "command-r7b", "deepseek-v3",
+    "deepseek-v31", "phi4-mini", "granite", "kimi-k2", "internlm", "gpt-oss",
+}  # fmt: skip
+"""Families whose calls say their name before their arguments, and write those in texts or JSON."""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_arguments_are_told_while_they_come(name):
+    """And what is told at any time is the beginning of what is told in the end."""
+    format_ = tool_format(source_of(name))
+    text = answer_of(name, CALLS[1:2])
+    pieces = pieces_of(text, format_, SCHEMAS, size=1)
+    parts = [piece.text for piece in pieces if isinstance(piece, CallPart)]
+    whole = json.dumps(CALLS[1][1])
+    assert json.loads("".join(parts)) == CALLS[1][1]
+    if name in STREAMED:
+        assert len(parts) > len(whole) / 2
+    else:
+        assert len(parts) == 1
+    kinds = [type(piece) for piece in pieces]
+    begun, over = kinds.index(CallBegun), kinds.index(CallEnd)
+    assert set(kinds[begun + 1 : over]) == {CallPart}
+    assert pieces[over].whole
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -177,7 +203,7 @@ def test_spellings_that_models_use(format_name, text, names):
     assert [call.name for call in calls] == names
     assert content == ""
     assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
-    assert in_pieces(text, format_, 1) == (content, calls)
+    assert parse_answer(text, format_, SCHEMAS, 1) == (content, calls)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +213,6 @@ def test_spellings_that_models_use(format_name, text, names):
         ("tagged", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
         ("tagged", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
         ("tagged", '<tool_call>{"name": "f", "arguments": "text"}</tool_call>'),
-        ("tagged", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
         ("tagged", '<tool_call>{"name": "f" "arguments": {}}</tool_call>'),
         ("tagged", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
         ("tagged", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
@@ -196,7 +221,6 @@ def test_spellings_that_models_use(format_name, text, names):
         ("tagged", "<tool_call>{]</tool_call>"),
         ("tagged", "<tool_call>" + '{"a":' * 200 + "1" + "}" * 200),
         ("tagged", "<tool_call><function=>\n</function></tool_call>"),
-        ("tagged", '<tool_call>{"name": "f", "arguments": ' + '{"a":' * 80 + "1" + "}" * 81),
         ("llama", '{"name": "unknown", "parameters": {}}'),
         ("llama", '{"temperature": 5}'),
         ("llama", "{ not JSON"),
@@ -224,7 +248,88 @@ def test_spellings_that_models_use(format_name, text, names):
 def test_what_is_no_call_is_content(format_name, text):
     format_ = next(one for one in FORMATS if one.name == format_name)
     assert parse_answer(text, format_, SCHEMAS) == (text, [])
-    assert in_pieces(text, format_, 1) == (text, [])
+    assert parse_answer(text, format_, SCHEMAS, 1) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("format_name", "text", "arguments", "content"),
+    [
+        (
+            "tagged",
+            '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
+            '{"a": ',
+            "NaN}}</tool_call>",
+        ),
+        ("tagged", '<tool_call>{"name": "f", "arguments": {"a" 1}}', '{"a" ', "1}}"),
+        ("tagged", '<tool_call>{"name": "f", "arguments": {"a": [1 2]}}', '{"a": [1 ', "2]}}"),
+        ("tagged", '<tool_call>{"name": "f", "arguments": {1: 2}}', "{", "1: 2}}"),
+        ("tagged", '<tool_call>{"name": "f", "arguments": {"a": 1e400}}', '{"a": ', "1e400}}"),
+        (
+            "tagged",
+            '<tool_call>{"name": "f", "arguments": ' + '{"a":' * 80,
+            '{"a":' * 64 + "{",
+            '"a":' + '{"a":' * 15,
+        ),
+        ("tagged", '<tool_call>{"name": "f", "arguments": {"a": 12', '{"a": ', ""),
+        ("tagged", '<tool_call>{"name": "f", "arguments": {"a": "\\ud83', '{"a": "', ""),
+        ("tagged", '<tool_call>{"name": "f", "arguments": {}, 5}', "{}", ", 5}"),
+        ("tagged", '<tool_call>{"name": "f", "arguments": {}, "x', "{}", ""),
+        ("tagged", '<tool_call>{"name": "f", "arguments": {}\n</tool_call>', "{}", ""),
+        ("tagged", '<tool_call>[{"name": "f"}, 1]</tool_call>', "{}", "1]</tool_call>"),
+        ("tagged", "<tool_call><function=f><parameter=a>b", '{"a": "b', ""),
+        ("tagged", "<tool_call>f<arg_key>a</arg_key>b", "{", "<arg_key>a</arg_key>b"),
+        ("harmony", "to=functions.f<|message|>{5}<|call|>", "{", "5}"),
+    ],
+)
+def test_a_call_that_breaks_stays_a_call(format_name, text, arguments, content):
+    """Its name is told already: the arguments end where they are no JSON any more."""
+    format_ = next(one for one in FORMATS if one.name == format_name)
+    for size in (None, 1, 7):
+        said, (call,) = parse_answer(text, format_, SCHEMAS, size)
+        assert (call.name, call.arguments, said) == ("f", arguments, content)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (r'"a\n\"\\\/\u00e9"', 'a\n"\\/é'),
+        (r'"\ud83d\ude00"', "\U0001f600"),
+        (r'"\ud83d \ude00\ud83d"', "\ufffd \ufffd\ufffd"),
+        (r'"\ud83d\u0041"', "\ufffdA"),
+        ('"two\nlines\tand a \x01"', "two\nlines\tand a \x01"),
+        ('"half \ud83d"', "half \ufffd"),
+        (r'"\d+ it\'s \u12 \uxyz4"', "\\d+ it's \\u12 \\uxyz4"),
+        ("[1, -2.5e3, true, false, null, [], {}]", [1, -2500.0, True, False, None, [], {}]),
+    ],
+)
+def test_values_of_arguments(written, read):
+    """What models write beside JSON is put right on the way."""
+    text = f'<tool_call>{{"name": "f", "arguments": {{"a": {written} }}}}</tool_call>'
+    for size in (None, 1, 3):
+        said, (call,) = parse_answer(text, tool_format("tools <tool_call>"), SCHEMAS, size)
+        assert json.loads(call.arguments) == {"a": read}
+        assert call.arguments.encode()
+        assert said == ""
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("-1e999", "-1e999"), ("NaN", "NaN"), ("9" * 5000, "9" * 5000), ("0.5", 0.5)],
+)
+def test_numbers_that_json_has_not_stay_texts(written, read):
+    text = f"<tool_call>plan<arg_key>share</arg_key><arg_value>{written}</arg_value></tool_call>"
+    ((call,),) = parse_answer(text, tool_format("tools <tool_call>"), SCHEMAS)[1:]
+    assert json.loads(call.arguments) == {"share": read}
+    text = f'<tool_call>{{"name": "f", "arguments": "{{\\"a\\": {written}}}"}}</tool_call>'
+    _, calls = parse_answer(text, tool_format("tools <tool_call>"), SCHEMAS)
+    assert len(calls) == (read == 0.5)
+
+
+def test_arguments_that_come_twice_count_once():
+    arguments = '"arguments": {"a": 1}, "arguments": 2'
+    text = f'<tool_call>{{"id": 5, "type": "function", "name": "f", {arguments}}}'
+    ((call,),) = parse_answer(text, tool_format("tools <tool_call>"), SCHEMAS)[1:]
+    assert (call.id, call.arguments) == ("", '{"a": 1}')
 
 
 def test_values_have_the_types_of_the_schema():
@@ -238,7 +343,7 @@ def test_values_have_the_types_of_the_schema():
     assert json.loads(call.arguments) == {"steps": [1], "dry": True, "share": "much", "more": "5"}
 
 
-def test_half_a_character_is_told_as_an_escape():
+def test_half_a_character_is_told_as_a_whole_one():
     text = '<tool_call>{"name": "f", "arguments": {"a": "\\ud83d\n"}}</tool_call>'
     (call,) = parse_answer(text, tool_format("tools <tool_call>"), {})[1]
-    assert json.loads(call.arguments.encode()) == {"a": "\ud83d\n"}
+    assert json.loads(call.arguments.encode()) == {"a": "\ufffd\n"}
