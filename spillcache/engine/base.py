@@ -248,6 +248,12 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def least_tokens(self, text: str, most: int) -> int:
+        """At least how many tokens ``text`` has, control tokens in it included, found in a small
+        part of the time that tokenising takes; counted no further than ``most`` + 1.
+        """
+
+    @abstractmethod
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
         """The bytes that a token stands for, maybe a part of a UTF-8 character; a control token's
         name if ``special``, else none for it.

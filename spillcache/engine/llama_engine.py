@@ -5,6 +5,7 @@ out of a live sequence (``export``) or bring them in (``import_``) without distu
 """
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,6 +123,9 @@ class LlamaEngine(Engine):
         self.fim = self._text.fim
         self.part_bytes = self._state.part_bytes
         self.info = model_info(api, self._model, config.model.stem, self._text)
+        threading.Thread(
+            target=self._text.prepare, name="spillcache-vocabulary", daemon=True
+        ).start()
 
     # What it is.
 
@@ -153,6 +157,10 @@ class LlamaEngine(Engine):
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """See Engine."""
         return self._text.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def least_tokens(self, text: str, most: int) -> int:
+        """See Engine."""
+        return self._text.least_tokens(text, most)
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
         """See Engine."""

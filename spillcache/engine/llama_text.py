@@ -1,15 +1,19 @@
 """Text and tokens of a llama.cpp model; any thread."""
 
+import contextlib
 import ctypes
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from spillcache.engine.base import FimTokens
 from spillcache.engine.chat_template import ChatTemplate, pick_template
 from spillcache.engine.guides import Guides
+from spillcache.engine.special_texts import Special, SpecialTexts
 from spillcache.errors import EngineError, RequestError
+
+LONG_BYTES = 1 << 14
+"""Shorter texts are tokenised in no time, whatever is in them."""
 
 
 class LlamaText:
@@ -30,9 +34,13 @@ class LlamaText:
         self._all_ends: list[int] | None = None
         self._bytes: dict[int, bytes] = {}
         self._names: dict[int, bytes] = {}
+        self._looking = threading.Lock()
+        self._specials: SpecialTexts | None = None
         self.size = int(api.llama_vocab_n_tokens(self._vocab))
         self.bos_token = self._name(api.llama_vocab_bos(self._vocab))
         self.eos_token = self._name(api.llama_vocab_eos(self._vocab))
+        added = self._tokenize(b"", True, False)
+        self._adds_end = len(added) > int(api.llama_vocab_get_add_bos(self._vocab))
         own: bytes | None = api.llama_model_chat_template(model, None)
         source = pick_template(
             own.decode(errors="replace") if own else None, chat_template, self._has_token
@@ -51,13 +59,13 @@ class LlamaText:
             )
         )
 
-    def close(self, timeout_s: float = 5.0) -> bool:
+    def close(self, timeout_s: float = 1.0) -> bool:
         """Refuse further use; whether everyone has left, so that the model may be freed."""
         with self._changed:
             self._closed = True
             return self._changed.wait_for(lambda: not self._users, timeout_s)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _using(self) -> Iterator[Any]:
         """The vocabulary's handle, good within the block; raises EngineError once closed."""
         with self._changed:
@@ -77,6 +85,21 @@ class LlamaText:
             raw = text.encode()
         except UnicodeEncodeError as error:
             raise RequestError("the text holds a lone surrogate, which is not Unicode") from error
+        if len(raw) < LONG_BYTES or (add_special and self._adds_end):
+            return self._tokenize(raw, add_special, parse_special)
+        tokens = self._tokenize(b"", add_special, parse_special)
+        for part in self._special_texts().parts(raw, parse_special=parse_special):
+            if isinstance(part, int):
+                tokens.append(part)
+            else:
+                tokens += self._tokenize(part.raw, False, part.parse_special)
+        return tokens
+
+    def least_tokens(self, text: str, most: int) -> int:
+        """See Engine."""
+        return self._special_texts().count(text.encode(errors="replace"), most)
+
+    def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
         room = len(raw) + 16
         with self._using() as vocab:
             for _ in range(2):
@@ -88,6 +111,34 @@ class LlamaText:
                     return tokens[:count]  # type: ignore[no-any-return]
                 room = -count
         raise EngineError("llama.cpp could not tokenise the text")
+
+    def prepare(self) -> None:
+        """Look through the vocabulary for what long texts need: half a second for a large one."""
+        with contextlib.suppress(EngineError):  # closed meanwhile
+            self._special_texts()
+
+    def _special_texts(self) -> SpecialTexts:
+        """What the tokeniser looks for; waits for ``prepare``, or does its work."""
+        with self._looking:
+            if self._specials is None:
+                self._specials = SpecialTexts(list(self._find_specials()))
+            return self._specials
+
+    def _find_specials(self) -> Iterator[Special]:
+        api = self._api
+        control = api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_UNKNOWN
+        wanted, kind = control | api.LLAMA_TOKEN_ATTR_USER_DEFINED, api.llama_vocab_get_attr
+        with self._using() as vocab:
+            for token in range(self.size):
+                attributes = kind(vocab, token)
+                if attributes & wanted:
+                    yield Special(
+                        token,
+                        api.llama_vocab_get_text(vocab, token),
+                        control=bool(attributes & control),
+                        lstrip=bool(attributes & api.LLAMA_TOKEN_ATTR_LSTRIP),
+                        rstrip=bool(attributes & api.LLAMA_TOKEN_ATTR_RSTRIP),
+                    )
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
         """See Engine."""

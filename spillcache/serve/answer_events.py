@@ -5,9 +5,11 @@ once: a watcher reads the connection for as long as the answer takes.
 """
 
 import asyncio
+import contextlib
 
 from starlette.types import Receive
 
+from spillcache.errors import NotReady
 from spillcache.serve.answer_log import log_done, log_failed, log_left, log_waiting
 from spillcache.serve.door import Door
 from spillcache.serve.job import (
@@ -80,7 +82,8 @@ class AnswerEvents:
     async def _learn(self, stop: str | None) -> None:
         turn, tokens = self._turn, self._tokens
         if turn is not None and tokens:
-            await in_text_thread(lambda: turn.learn(tokens, stop))
+            with contextlib.suppress(NotReady):  # the server ends first: the answer is out
+                await in_text_thread(lambda: turn.learn(tokens, stop))
 
     def _note(self, event: Event) -> None:
         if isinstance(event, TextEvent):

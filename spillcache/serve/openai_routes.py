@@ -173,13 +173,19 @@ def prompt_tokens(engine: Engine, body: CompletionBody, turn: Turn) -> list[int]
 
 def check_length(engine: Engine, text: str, param: str) -> None:
     """Raise PromptTooLong for text that no tokeniser could fit into the context: tokenising it
-    would take minutes only to be refused.
+    would take minutes only to be refused. May take a second: not on the event loop.
     """
-    most = engine.limits.context_tokens * _TOKEN_BYTES_MAX
-    if len(text) > most:
+    context = engine.limits.context_tokens
+    if len(text) > context * _TOKEN_BYTES_MAX:
         raise PromptTooLong(
-            f"{param}: the text has {len(text)} characters and the context holds "
-            f"{engine.limits.context_tokens} tokens; shorten it",
+            f"{param}: the text has {len(text)} characters and the context holds {context} tokens; "
+            "shorten it",
+            param,
+        )
+    if len(text) > context and engine.least_tokens(text, context) > context:
+        raise PromptTooLong(
+            f"{param}: the text has more than {context} tokens, which is all that the context "
+            "holds; shorten it",
             param,
         )
 

@@ -27,6 +27,7 @@ from spillcache.serve.http_protocol import timed_protocol
 from spillcache.serve.listen_socket import BACKLOG, bind_socket, socket_url
 from spillcache.serve.service import Service
 from spillcache.serve.start_report import log_start
+from spillcache.serve.text_thread import leave_text_threads, text_threads_at_work
 
 log = logging.getLogger("spillcache.serve")
 
@@ -54,7 +55,7 @@ def run_server(
     with contextlib.closing(sock):
         run = _Run(make_service(settings), sock, on_ready)
         with run.signals_handled():
-            return asyncio.run(run.serve())
+            return _leave(asyncio.run(run.serve()))
 
 
 class _QuietServer(uvicorn.Server):
@@ -122,6 +123,7 @@ class _Run:
         finally:
             server.should_exit = True
             await asyncio.to_thread(self._service.stop, log.info)
+            leave_text_threads()
             await _end(server, serving)
         if failure is None:
             log.info("stopped")
@@ -142,6 +144,18 @@ class _Run:
         log.info("listening on %s", self._url)
         if self._on_ready is not None:
             self._on_ready(self._url)
+
+
+def _leave(code: int) -> int:
+    """The exit code; where a thread is still within the tokeniser, the process ends here.
+
+    Python's own end would run llama.cpp's destructors under that thread's feet. All is saved and
+    closed, but for the model in memory.
+    """
+    if text_threads_at_work():
+        logging.shutdown()
+        os._exit(code)
+    return code
 
 
 def _check_tls(files: TlsFiles) -> None:

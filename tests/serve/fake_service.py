@@ -76,6 +76,9 @@ class FakeEngine:
             tokens += piece.encode()
         return tokens
 
+    def least_tokens(self, text, most):
+        return min(text.count("<s>"), most + 1)
+
     def token_bytes(self, token, *, special=False):
         if token < 256:
             return bytes([token])

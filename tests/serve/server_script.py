@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from fake_service import FakeService, Script
+from fake_service import FakeEngine, FakeService, Script
 
 from spillcache.config import EngineConfig, ServeConfig, Settings
 from spillcache.errors import ModelLoadError
@@ -20,9 +20,11 @@ class SlowService(FakeService):
     load_s = 0.0
     stop_s = 0.0
     fails = False
+    tokenizer = FakeEngine
 
     def __init__(self, settings):
         super().__init__(settings)
+        self.engine_in_use = self.tokenizer()
         self.state = "loading"
         self.left = threading.Event()
 
@@ -50,11 +52,22 @@ class SlowService(FakeService):
         self.state = "stopped"
 
 
+class StuckEngine(FakeEngine):
+    """Its tokeniser does not come back."""
+
+    def tokenize(self, text, **options):
+        if "long" not in text:
+            return super().tokenize(text, **options)
+        print("tokenising", file=sys.stderr, flush=True)
+        return threading.Event().wait(3600) or []
+
+
 KINDS = {
     "quick": {},
     "loading": {"load_s": 60.0},
     "failing": {"load_s": 0.2, "fails": True},
     "stubborn": {"stop_s": 60.0},
+    "stuck": {"tokenizer": StuckEngine},
 }
 
 

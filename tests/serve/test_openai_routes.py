@@ -448,3 +448,25 @@ def test_openais_client_reads_logprobs(ai, service):
     service.script.shares = SHARES
     answer = ai.chat.completions.create(model="x", messages=HELLO, logprobs=True, top_logprobs=1)
     assert answer.choices[0].logprobs.content[0].top_logprobs[0].logprob == -0.5
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "<s>" * 4097}, "prompt"),
+        ("/completion", {"prompt": "<s>" * 4097}, "prompt"),
+        ("/infill", {"input_prefix": "<s>" * 4097, "input_suffix": ""}, "input_prefix"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "<s>" * 4097}]},
+         "messages"),
+        ("/v1/messages/count_tokens",
+         {"model": "x", "messages": [{"role": "user", "content": "<s>" * 4097}]}, "messages"),
+    ],
+)  # fmt: skip
+def test_control_tokens_alone_are_too_many(http, service, monkeypatch, path, body, param):
+    def tokenize(*_, **options):
+        raise AssertionError("it need not be tokenised")
+
+    monkeypatch.setattr(service.engine_in_use, "tokenize", tokenize)
+    answer = http.post(path, json=body)
+    assert answer.status_code == 400
+    assert f"{param}: the text has more than 4096 tokens" in answer.json()["error"]["message"]

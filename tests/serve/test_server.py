@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -243,6 +244,27 @@ def test_a_process_exits_0_on_sigterm():
             process.send_signal(signal.SIGTERM)
             assert process.wait(10) == 0
             assert process.stderr.read().endswith(" spillcache: stopped\n")
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/completion", "/tokenize"])
+def test_it_ends_although_the_tokeniser_does_not_come_back(path):
+    command = [sys.executable, str(SCRIPT), "stuck", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while "listening on" not in (line := process.stderr.readline()):
+                assert line
+            url = line.split()[-1]
+            asked = {"prompt": "long", "content": "long"}
+            with ThreadPoolExecutor() as pool:
+                answer = pool.submit(httpx.post, url + path, json=asked, timeout=60)
+                assert process.stderr.readline() == "tokenising\n"
+                process.send_signal(signal.SIGTERM)
+                assert answer.result(60).status_code == 503
+                assert answer.result().json()["error"]["message"].startswith("the server is stop")
+            assert process.wait(60) == 0
+            assert said(process.stderr.read()) == ["saving 1 of 2", "saving 2 of 2", "stopped"]
         finally:
             process.kill()
 
