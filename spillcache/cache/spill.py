@@ -374,6 +374,11 @@ class Spiller:
                 dropped = self._write_chain(leaf)
             if dropped:
                 self._lose("store", len(dropped))
+                log.warning(
+                    "%d blocks of a conversation were not kept: the disk has no room for them, or "
+                    "the blocks before them are gone, there and from RAM (a purge?)",
+                    len(dropped),
+                )
         finally:
             with self._lock:
                 self._ram.unpin(leaf)

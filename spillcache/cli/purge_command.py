@@ -92,6 +92,10 @@ def _print(path: Path, done: "Purged") -> None:
     size = format_size(done.freed_bytes)
     if not done.removed:
         print(f"{path}: {done.objects:,} objects deleted, {size}; the store goes on")
+        print(
+            "a server that runs on it still has in memory what it worked with, and may store that "
+            "again: to have it forgotten, stop the server first"
+        )
         return
     print(f"{path}: {done.files:,} files deleted, {size}")
     if done.foreign:

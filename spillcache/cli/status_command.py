@@ -87,6 +87,10 @@ def _print(report: dict[str, Any]) -> None:
             f"quarantine: {counted(report['quarantined'], 'damaged record')}; see spillcache verify"
         )
     writers = ", ".join(str(pid) for pid in report["writers"])
-    print(f"written by process {writers}" if writers else "nobody writes to it at this moment")
+    print(
+        f"written by process {writers}"
+        if writers
+        else "no server writes to it now (one that has only read is not seen)"
+    )
     if "server" in report:
         print(*server_lines(report["server"]), sep="\n")

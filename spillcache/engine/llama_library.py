@@ -171,6 +171,8 @@ def load_model(lib: Library, config: EngineConfig, stop: Callable[[], bool] = la
             "-ngl: this llama.cpp library was built without a GPU, so all layers stay on the CPU; "
             "LLAMA_CPP_LIB_PATH may name another one (spillcache doctor -m MODEL lists backends)"
         )
+    if not config.gpu_layers and lib.api.llama_supports_gpu_offload():
+        log.warning("the library has a GPU, and all layers stay on the CPU; -ngl all moves them")
     params.load_mode = _load_mode(lib.api, config)
     kept = place(lib.api, params, config)  # must live until the model is loaded
     params.progress_callback = lib.api.llama_progress_callback(lambda *_: not stop())

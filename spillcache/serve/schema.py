@@ -111,8 +111,8 @@ class GenerationBody(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=-1)] | None = None
     n_predict: Annotated[int, Field(ge=-1)] | None = None
     stop: Stop = None
     return_tokens: bool | None = None
@@ -200,11 +200,12 @@ class GenerationBody(SamplingFields):
         )
 
     def _limit(self, defaults: RequestDefaults) -> int | None:
-        for limit in (self.max_completion_tokens, self.max_tokens, self.n_predict):
+        for name in ("max_completion_tokens", "max_tokens", "n_predict"):
+            limit = getattr(self, name)
             if limit is not None:
                 if limit == 0:
-                    raise RequestError("n_predict must be at least 1, or -1", "n_predict")
-                return None if limit == -1 else limit
+                    raise RequestError(f"{name} must be at least 1, or -1: no limit", name)
+                return None if limit == -1 else int(limit)
         return defaults.max_tokens
 
     def _stop_strings(self) -> tuple[str, ...]:

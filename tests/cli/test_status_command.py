@@ -93,7 +93,7 @@ def test_people_get_sentences(cli: Any, directory: Path) -> None:
     assert "holds: 3 objects in 1 namespace (1 hidden), 1 segment, 2.9 KiB for 2.9 KiB" in out
     assert "what is not used for 10 days goes\n" in out
     assert "quarantine: 1 damaged record" in out
-    assert "nobody writes to it at this moment\n" in out
+    assert "no server writes to it now (one that has only read is not seen)\n" in out
 
 
 def test_a_server_is_asked(cli: Any, directory: Path, server: Server) -> None:
