@@ -43,7 +43,7 @@ from spillcache.serve.job import (
 from spillcache.serve.job_queue import JobQueue
 from spillcache.serve.keeper import Keeper
 from spillcache.serve.pace import PrefillPace, RestorePace
-from spillcache.serve.prompt_plan import gives_logits, next_stop, takes_boundary
+from spillcache.serve.prompt_plan import gives_logits, next_stop
 from spillcache.serve.restorer import Restorer
 from spillcache.serve.slot_actions import SlotActions
 from spillcache.serve.slot_facts import Glance
@@ -271,19 +271,17 @@ class Scheduler:
 
     def _restore_all(self) -> None:
         restoring = self._in(Phase.RESTORE)
-        if not restoring or self._restore_pace.rests(self._copies_out()):
+        if not restoring:
+            return
+        # To copy a block of an answer out is pause enough.
+        copies_out = self._keeper is not None and self._keeper.copies_out(self._in(Phase.DECODE))
+        if self._restore_pace.rests(copies_out):
             return
         alone = not self._in(Phase.PREFILL) and not self._in(Phase.DECODE)
         pace = None if alone else self._restore_pace
         # Who waited longest comes first, for the first may use up what all of them have.
         for slot in sorted(restoring, key=lambda s: s.restore.last_block if s.restore else 0.0):
             self._restore_slice(slot, pace)
-
-    def _copies_out(self) -> bool:
-        """Whether this step completes a block of an answer: to copy it out is pause enough."""
-        size = self._engine.geometry.block_tokens
-        ends = (self._engine.length(slot.index) + 1 for slot in self._in(Phase.DECODE))
-        return self._keeper is not None and any(end % size == 0 for end in ends)
 
     def _restore_slice(self, slot: Slot, pace: RestorePace | None) -> None:
         restore, job = slot.restore, slot.job
@@ -321,10 +319,7 @@ class Scheduler:
         if not self._decode([Chunk(slot.index, chain.tokens[start:stop], logits=last)], [slot]):
             return
         if self._keeper is not None:
-            # A block whose last token will be computed again is kept then.
-            done = stop if last or stop < total else stop - geometry.block_tokens
-            boundary = takes_boundary(stop, total, geometry)
-            self._keeper.keep(slot, start, done, boundary=boundary)
+            self._keeper.keep_prompt(slot, start, stop, last=last)
         self._prefill_pace.took(time.monotonic() - began, stop - start)
         if self._restorer is not None and not last:
             # With the export, without which a GPU may not have done it yet.
