@@ -15,7 +15,7 @@ from functools import partial
 from spillcache.serve.call_teller import CallTeller
 from spillcache.serve.tool_call import NotACall
 from spillcache.serve.tool_objects import read_arguments
-from spillcache.serve.tool_source import Source, Waiting, begun
+from spillcache.serve.tool_source import HEAD_CHARACTERS_MAX, Source, Waiting, begun
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -25,7 +25,6 @@ MARKS = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
 _HEADS = (_START, _CHANNEL, "to=")
 _BREAKS = (*_ENDS, _START, _CHANNEL)
 """What a message's text can't go on after."""
-_HEAD_CHARACTERS_MAX = 512
 _TO = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w*)")
 
@@ -53,7 +52,7 @@ def read_channels(source: Source, listener: Listener) -> Waiting[None]:
 
 def _message(source: Source, at: int, listener: Listener) -> Waiting[None]:
     try:
-        end, mark = yield from source.first(at, (_MESSAGE,), _HEAD_CHARACTERS_MAX)
+        end, mark = yield from source.first(at, (_MESSAGE,), HEAD_CHARACTERS_MAX)
     except NotACall:  # a head without an end: it is said as it is
         listener.say(source.drop(at + 1))
         yield from _text(source, listener.say)
