@@ -110,8 +110,8 @@ class Writer:
         for group, is_last in self._groups(job, wanted, done):
             self._send(job, group, done, more=more or not is_last)
         job.sent = True
-        if not any(flight.job is job for flight in self._flights):
-            self._land(done)
+        if not self._is_in_air(job):
+            self._land(done)  # results come in the order of the batches
             _end(job, done)
 
     def _missing(self, job: PutJob, objects: Sequence[StoreObject]) -> dict[bytes, StoreObject]:
@@ -257,8 +257,11 @@ class Writer:
         flight.job.count(committed)
 
     def _counted(self, job: PutJob, done: Done) -> None:
-        if job.sent and not any(flight.job is job for flight in self._flights):
+        if job.sent and not self._is_in_air(job):
             _end(job, done)
+
+    def _is_in_air(self, job: PutJob) -> bool:
+        return any(flight.job is job for flight in self._flights)
 
     def _write(self, job: PutJob, group: Sequence[Outgoing], error: OSError | None = None) -> None:
         """One group, alone, from its append to its count. A full filesystem is answered by
