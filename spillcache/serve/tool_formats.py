@@ -75,7 +75,7 @@ def read_named(
     name, own = name_of(source.text[at:end])
     if mark == "{":
         return (yield from read_arguments(source, end, teller, name, own))
-    teller.whole([ToolCall(called(name), "{}", own)], end)
+    teller.tell_all([ToolCall(called(name), "{}", own)], end)
     return end
 
 
@@ -128,14 +128,14 @@ def read_python(source: Source, at: int, teller: CallTeller) -> Waiting[int]:
             raise NotACall("it does not begin like a list of calls")
         yield from source.more()
     end = yield from source.brackets(at)
-    teller.whole(python_calls(source.text[at:end]), end)
+    teller.tell_all(python_calls(source.text[at:end]), end)
     return end
 
 
 def read_code(source: Source, at: int, teller: CallTeller, *, close: str) -> Waiting[int]:
     """Calls in Python, in a list or not, up to ``close``."""
     end = yield from source.until(at, close)
-    teller.whole(python_calls(source.text[at:end]), end)
+    teller.tell_all(python_calls(source.text[at:end]), end)
     return end
 
 
@@ -144,7 +144,7 @@ def read_gemma(
 ) -> Waiting[int]:
     """``call:f{…}`` up to ``close``; ``quote`` stands around texts."""
     end = yield from source.until(at, close)
-    teller.whole([gemma_call(source.text[at:end], quote)], end)
+    teller.tell_all([gemma_call(source.text[at:end], quote)], end)
     return end
 
 
