@@ -13,6 +13,7 @@ from dataclasses import replace
 from weakref import WeakSet
 
 from spillcache.cache.breaker import Breaker
+from spillcache.cache.disk import DiskTier
 from spillcache.cache.doubts import Doubts
 from spillcache.cache.held import Held, held_in_ram, with_disk
 from spillcache.cache.judge import Judge
@@ -23,21 +24,15 @@ from spillcache.cache.ram import RamBlock, RamTier
 from spillcache.cache.restore import RestoreStream, Source, Step
 from spillcache.cache.spare import Spare
 from spillcache.cache.spill import HANG_S, STEP_S, Flushed, Progress, Spiller
-from spillcache.cache.tails import Ends, in_ram, longest, on_disk, outgrown, tail_count
+from spillcache.cache.tails import Ends, in_ram, longest, outgrown, tail_count
 from spillcache.cache.watch import Trouble, Watch
 from spillcache.cache.worth import Verdict
 from spillcache.chain import BlockHash, Chain
 from spillcache.config import MIB, CacheConfig
-from spillcache.errors import (
-    CorruptBlock,
-    ObjectMissing,
-    SpillcacheError,
-    StoreError,
-    StoreIOError,
-)
+from spillcache.errors import StoreError, StoreIOError
 from spillcache.metrics import Metrics
 from spillcache.state import BlockState, Geometry, Part
-from spillcache.store.block_store import BlockStore, Entry, Pin
+from spillcache.store.block_store import BlockStore, Entry
 from spillcache.store.tails import MOST_TAILS
 
 log = logging.getLogger("spillcache.cache")
@@ -72,6 +67,7 @@ class PrefixCache:
         self._pinned_blocks = 0
         self._metrics.ram_bytes.set_function(lambda: float(self._ram.used_bytes))
         self._breaker = Breaker()
+        self.disk = DiskTier(store, geometry, self._breaker, self._metrics)
         self.judge = Judge(config.restore, geometry, store)
         # Evicted blocks that wait for the disk live beside the others, within the same bound.
         self._queue_bytes = min(config.spill_queue_bytes, capacity // 8) if store is not None else 0
@@ -128,9 +124,9 @@ class PrefixCache:
                 chain, hashes, blocks, tails, without, live_tokens=live_tokens, disk=disk
             )
             try:
-                pin = self._pin(steps)
+                pin = self.disk.pin(steps)
             except StoreError as error:
-                self.failed(error)
+                self.disk.failed(error)
                 steps, verdict, pin = [], Verdict("miss", 0), None
         except BaseException:
             self._unpin_all(block for block in pinned if block is not None)
@@ -162,13 +158,13 @@ class PrefixCache:
                 for block, tail in in_ram(self._ram, chain, places, ()).items()
             ):
                 return True
-        if self._store is None or not self._breaker.closed:
+        if not self.disk.usable:
             return False
-        if later and any(self._find(chain, later) or ()):
+        if later and any(self.disk.find(chain, later) or ()):
             return True
         return any(
             block * chain.block_tokens + tail_count(entries) > above
-            for block, entries in self._find_tails(chain, places, ()).items()
+            for block, entries in self.disk.find_tails(chain, places, ()).items()
         )
 
     def _steps(
@@ -186,20 +182,20 @@ class PrefixCache:
         present: list[set[Part]] = [set(b.parts) if b else set() for b in blocks]
         count = restorable(present, self.geometry, len(hashes))
         found: list[Mapping[Part, Entry]] = [{} for _ in hashes]
-        asks = disk and self._store is not None and self._breaker.closed
+        asks = disk and self.disk.usable
         if asks and count < len(hashes):
             wanted = set(self.geometry.parts)
             asked = [
                 i for i, h in enumerate(hashes) if h not in without and not wanted <= present[i]
             ]
-            rows = self._find(chain, [hashes[i] for i in asked])
+            rows = self.disk.find(chain, [hashes[i] for i in asked])
             asks = rows is not None
             for i, entries in zip(asked, rows or (), strict=asks):
                 found[i] = entries
         both = [parts | saved.keys() for parts, saved in zip(present, found, strict=True)]
         places = tail_places(both, self.geometry, restorable(both, self.geometry, len(hashes)))
         asks = asks and bool(places) and places[-1] not in tails
-        tail = longest(places, tails, self._find_tails(chain, places, without) if asks else {})
+        tail = longest(places, tails, self.disk.find_tails(chain, places, without) if asks else {})
         if tail is not None and tail.index * chain.block_tokens + tail.tail_tokens > live_tokens:
             # For the judge it is one block more.
             present = [*present[: tail.index], set(tail.ram)]
@@ -214,17 +210,6 @@ class PrefixCache:
             for i in range(count)
         ]
         return steps if ends or tail is None else [*steps, tail], verdict
-
-    def _find_tails(
-        self, chain: Chain, places: Sequence[int], without: Collection[BlockHash]
-    ) -> dict[int, Mapping[Part, Entry]]:
-        """What the disk has of tails after ``places`` blocks; nothing when it fails."""
-        try:
-            if self._store is not None and places:
-                return on_disk(self._store, chain, places, self.geometry.parts, without)
-        except StoreError as error:
-            self.failed(error)
-        return {}
 
     def _pinned(self, block_hash: BlockHash) -> RamBlock | None:
         block = self._ram.get(block_hash)
@@ -244,19 +229,6 @@ class PrefixCache:
             for block in blocks:
                 self._unpin(block)
 
-    def _find(self, chain: Chain, hashes: list[BlockHash]) -> Sequence[Mapping[Part, Entry]] | None:
-        """What the disk has of these blocks; None when it fails."""
-        try:
-            if self._store is not None:
-                return self._store.find(chain.namespace.id, hashes, self.geometry.parts)
-        except StoreError as error:
-            self.failed(error)
-        return None
-
-    def _pin(self, steps: list[Step]) -> Pin | None:
-        entries = [entry for step in steps for entry in step.disk.values()]
-        return self._store.pin(entries) if entries and self._store is not None else None
-
     def restore(self, match: Match) -> RestoreStream:
         """The match's blocks, to be taken one by one. The stream takes the match over: it is
         released once the stream is closed and nothing is read any more.
@@ -264,7 +236,7 @@ class PrefixCache:
         stream = RestoreStream(
             match.steps,
             self._store,
-            self.failed,
+            self.disk.failed,
             match.release,
             read_ahead_bytes=self._config.read_ahead_bytes,
             on_read=self.judge.has_read,
@@ -424,19 +396,8 @@ class PrefixCache:
             tails = [tail] if self._ram.get(tail) is not None else []
             reused = min(self._ram.touch([*hashes, *tails], time.monotonic()), len(hashes))
             ahead_s = self._ram.order.ahead_s
-        if self._store is None:
-            return
-        windows = max(1, self.geometry.window_blocks)
         # What was used before stays longer: the deepest such block, for all before it.
-        ends = {len(hashes): 0.0} | {reused: ahead_s}
-        try:
-            for name in tails:
-                self._store.touch(chain.namespace.id, name)
-            for end, ahead in ends.items():
-                if end:
-                    self._store.touch(chain.namespace.id, hashes[end - 1], windows, ahead)
-        except StoreError as error:
-            self.failed(error)
+        self.disk.touch(chain, tails, {len(hashes): 0.0} | {reused: ahead_s})
 
     # Care.
 
@@ -532,18 +493,6 @@ class PrefixCache:
             if self._store is not None and not self.disk_reason:
                 return with_disk(held, self._store.recent(most))
         except StoreError as error:
-            self.failed(error)
+            self.disk.failed(error)
             return replace(held, complete=False)
         return held
-
-    def failed(self, error: SpillcacheError) -> None:
-        """Count a failure of the disk tier, which may pause it; logged, never raised."""
-        self._metrics.errors.labels(error.code).inc()
-        if isinstance(error, ObjectMissing):
-            log.info("a block went away before it was read: %s", error)
-            return
-        log.warning(
-            "the disk tier met %s; what it would have given is computed: %s", error.code, error
-        )
-        if not isinstance(error, CorruptBlock):  # quarantined: it will not fail again
-            self._breaker.failed(error, "read")

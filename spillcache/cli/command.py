@@ -15,10 +15,10 @@ from typer.core import TyperCommand, TyperGroup
 from spillcache.cli.config_file import IGNORED
 from spillcache.cli.llama_flags import (
     ALIASES,
-    HARMLESS,
     IGNORED_SWITCHES,
     IGNORED_VALUES,
     REFUSED,
+    is_harmless,
 )
 from spillcache.cli.llama_variables import ignored_variables
 from spillcache.errors import ConfigError
@@ -120,12 +120,12 @@ def ours_of(words: list[str]) -> tuple[list[str], list[str]]:
         name, given, value = word.partition("=")
         at += 1
         following = value if given else "".join(words[at : at + 1])
-        is_harmless = following in HARMLESS.get(name, ())
-        if name in REFUSED and not is_harmless:
+        harmless = is_harmless(name, following)
+        if name in REFUSED and not harmless:
             raise ConfigError(f"{name} is not supported: {REFUSED[name]}")
         if name in IGNORED_SWITCHES:
             ignored.append(word)
-        elif name in IGNORED_VALUES or is_harmless:
+        elif name in IGNORED_VALUES or harmless:
             ignored.append(word)
             if not given and at < len(words) and not is_flag(words[at]):
                 ignored[-1] += f" {words[at]}"

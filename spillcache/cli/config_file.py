@@ -17,10 +17,10 @@ from typing import Any
 
 from spillcache.cli.llama_flags import (
     ALIASES,
-    HARMLESS,
     IGNORED_SWITCHES,
     IGNORED_VALUES,
     REFUSED,
+    is_harmless,
 )
 from spillcache.config import expanded
 from spillcache.errors import ConfigError
@@ -47,8 +47,7 @@ def use_config(context: Any, path: Path | None) -> Path | None:
     values: dict[str, Any] = {}
     for key, value in _read(path).items():
         flag = f"--{key}"
-        is_harmless = str(value) in HARMLESS.get(flag, ())
-        if flag in IGNORED_SWITCHES | IGNORED_VALUES or is_harmless:
+        if flag in IGNORED_SWITCHES | IGNORED_VALUES or is_harmless(flag, str(value)):
             context.meta.setdefault(IGNORED, []).append(key)
             continue
         option = options.get(ALIASES.get(flag, flag).removeprefix("--"))

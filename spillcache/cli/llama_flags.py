@@ -100,7 +100,7 @@ _REFUSED_BY_REASON: Mapping[str, str] = {
     "the cache needs all cells that it was told of": "--grp-attn-n -gan --grp-attn-w -gaw",
 }
 
-HARMLESS: Mapping[str, frozenset[str]] = {
+_HARMLESS: Mapping[str, frozenset[str]] = {
     "--reasoning-format": frozenset({"auto", "deepseek"}),
     "--reasoning-budget": frozenset({"-1"}),
     "--reasoning": frozenset({"auto"}),
@@ -112,3 +112,8 @@ REFUSED: Mapping[str, str] = {
     flag: reason for reason, flags in _REFUSED_BY_REASON.items() for flag in flags.split()
 }
 """Flag → why not."""
+
+
+def is_harmless(flag: str, value: str) -> bool:
+    """Whether a refused flag's value asks for what is so here anyway."""
+    return value in _HARMLESS.get(flag, ())

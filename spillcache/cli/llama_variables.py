@@ -4,7 +4,7 @@ ignored, with a line that says so, or refused with why.
 
 from collections.abc import Collection, Mapping
 
-from spillcache.cli.llama_flags import HARMLESS, REFUSED
+from spillcache.cli.llama_flags import REFUSED, is_harmless
 from spillcache.errors import ConfigError
 
 _PREFIX = "LLAMA_ARG_"
@@ -34,7 +34,7 @@ def ignored_variables(environment: Mapping[str, str], ours: Collection[str]) -> 
             continue
         rest, value = name.removeprefix(_PREFIX), environment[name].strip().lower()
         flag = _FLAGS.get(rest, "--" + rest.lower().replace("_", "-"))
-        asks = value not in _OFF and value not in HARMLESS.get(flag, ())
+        asks = value not in _OFF and not is_harmless(flag, value)
         if asks and flag in REFUSED:
             raise ConfigError(
                 f"{name} is set, and {flag} is not supported: {REFUSED[flag]}; unset the variable"

@@ -40,6 +40,14 @@ WAITING_MAX = 4
 _OF_SIZE = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGKILL})
 """How a child ends whose stack or memory was not enough."""
 
+_SLOW = (
+    f"compiling it takes more than {COMPILE_S_MAX:g} s; use fewer alternatives (allOf, anyOf), "
+    "patterns, and properties in one object"
+)
+_LARGE = (
+    "it is too large, or its rules or references nest too deeply, to be compiled; make it smaller"
+)
+
 _PLAIN_GBNF_CHARACTERS = 2048
 _PLAIN_SCHEMA_CHARACTERS = 1 << 14
 _PLAIN_OBJECTS = 256
@@ -190,15 +198,6 @@ def _tried(kind: "GrammarKind", text: str) -> str:
         "a grammar could not be tried before use: the process for that ended with "
         f"{done.returncode}; spillcache doctor says whether the engine is sound"
     )
-
-
-_SLOW = (
-    f"compiling it takes more than {COMPILE_S_MAX:g} s; use fewer alternatives (allOf, anyOf), "
-    "patterns, and properties in one object"
-)
-_LARGE = (
-    "it is too large, or its rules or references nest too deeply, to be compiled; make it smaller"
-)
 
 
 def main(kind: "GrammarKind") -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from spillcache.serve.call_teller import CallTeller
 from spillcache.serve.tool_call import NotACall
 from spillcache.serve.tool_objects import read_arguments
-from spillcache.serve.tool_source import Source, Waiting, begun
+from spillcache.serve.tool_source import HEAD_CHARACTERS_MAX, Source, Waiting, begun
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -25,13 +25,12 @@ MARKS = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
 _HEADS = (_START, _CHANNEL, "to=")
 _BREAKS = (*_ENDS, _START, _CHANNEL)
 """What a message's text can't go on after."""
-_HEAD_CHARACTERS_MAX = 512
 _TO = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class Hearer:
     """What becomes of what is read. ``teller``: makes one for a call; None where calls are none."""
 
     say: Callable[[str], None]
@@ -39,38 +38,38 @@ class Listener:
     teller: Callable[[], CallTeller] | None
 
 
-def read_channels(source: Source, listener: Listener) -> Waiting[None]:
+def read_channels(source: Source, hearer: Hearer) -> Waiting[None]:
     """A whole answer. What is not in this form is said as it is; raises nothing."""
     while True:
         at = yield from source.skip_space(0)
         if at == len(source.text):
             return
         if (yield from source.starts(at, _HEADS)):
-            yield from _message(source, at, listener)
+            yield from _message(source, at, hearer)
         else:
-            yield from _text(source, listener.say)
+            yield from _text(source, hearer.say)
 
 
-def _message(source: Source, at: int, listener: Listener) -> Waiting[None]:
+def _message(source: Source, at: int, hearer: Hearer) -> Waiting[None]:
     try:
-        end, mark = yield from source.first(at, (_MESSAGE,), _HEAD_CHARACTERS_MAX)
+        end, mark = yield from source.first(at, (_MESSAGE,), HEAD_CHARACTERS_MAX)
     except NotACall:  # a head without an end: it is said as it is
-        listener.say(source.drop(at + 1))
-        yield from _text(source, listener.say)
+        hearer.say(source.drop(at + 1))
+        yield from _text(source, hearer.say)
         return
     head = source.text[at:end]
     channel, to = _CHANNEL_NAME.search(head), _TO.search(head)
-    if to is not None and listener.teller is not None:
+    if to is not None and hearer.teller is not None:
         read = partial(_read_call, name=to[1].removeprefix("functions."))
-        if (yield from listener.teller().read(source, end + len(mark), read)):
-            yield from _text(source, listener.say)
+        if (yield from hearer.teller().read(source, end + len(mark), read)):
+            yield from _text(source, hearer.say)
             return
     if to is not None:
-        listener.say(source.drop(end + len(mark)))
+        hearer.say(source.drop(end + len(mark)))
     else:
         source.drop(end + len(mark))
     thinks = channel is not None and channel[1] == "analysis"
-    yield from _text(source, listener.think if thinks and to is None else listener.say)
+    yield from _text(source, hearer.think if thinks and to is None else hearer.say)
 
 
 def _read_call(source: Source, at: int, teller: CallTeller, *, name: str) -> Waiting[int]:

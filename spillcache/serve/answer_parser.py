@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from spillcache.serve.answer_channels import Listener, read_channels
+from spillcache.serve.answer_channels import Hearer, read_channels
 from spillcache.serve.call_teller import CallTeller, Reader, Tools
 from spillcache.serve.thinking import Thinking
 from spillcache.serve.tool_call import CallBegun, CallEnd, CallPart, ToolCall
@@ -73,7 +73,7 @@ class AnswerParser:
     def _answer(self) -> Waiting[None]:
         if self._channels:
             teller = None if self._format is None else self._teller
-            yield from read_channels(self._source, Listener(self._say, self._think, teller))
+            yield from read_channels(self._source, Hearer(self._say, self._think, teller))
             return
         if self._thinking is not None:
             yield from self._thoughts(self._thinking)

@@ -82,7 +82,7 @@ class CallTeller:
         source.drop(self._at)
         return True
 
-    def whole(self, calls: Sequence[ToolCall], at: int) -> None:
+    def tell_all(self, calls: Sequence[ToolCall], at: int) -> None:
         """Calls that were read up to ``at``: all of them, or NotACall."""
         for call in calls:
             self._check(call.name)

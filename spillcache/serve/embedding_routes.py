@@ -14,7 +14,8 @@ from spillcache.engine.base import Embedding, Engine, Tokens
 from spillcache.errors import NotOffered, RequestError, Unsupported
 from spillcache.serve.answer_events import ClientGone
 from spillcache.serve.door import Door
-from spillcache.serve.openai_routes import check_length, check_ready, check_token_ids, model_name
+from spillcache.serve.openai_routes import check_ready, model_name
+from spillcache.serve.prompt_checks import check_length, check_token_ids
 from spillcache.serve.request_body import read_body
 from spillcache.serve.sampling_fields import StrictBody, expected
 from spillcache.serve.text_thread import in_text_thread

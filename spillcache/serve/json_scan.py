@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from math import isfinite
 
-from spillcache.serve.tool_call import DEPTH_MAX, NotACall
+from spillcache.serve.tool_call import DEPTH_MAX, NotACall, without_halves
 from spillcache.serve.tool_source import SPACE, Source, Waiting
 
 Tell = Callable[[str, int], None]
@@ -178,5 +178,4 @@ class JsonScan:
 
 def escaped(text: str) -> str:
     """What ``text`` is within a JSON text; halves of characters are U+FFFD."""
-    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return json.dumps(whole, ensure_ascii=False)[1:-1]
+    return json.dumps(without_halves(text), ensure_ascii=False)[1:-1]

@@ -4,6 +4,7 @@ Nothing here may cost a request: what can't be kept is logged and computed again
 """
 
 import logging
+from collections.abc import Sequence
 
 from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.chain import Chain
@@ -11,6 +12,7 @@ from spillcache.engine.base import Engine
 from spillcache.errors import StateRejected
 from spillcache.serve.adapters import Namespaces
 from spillcache.serve.job import GenerationRequest
+from spillcache.serve.prompt_plan import takes_boundary
 from spillcache.serve.slots import Phase, Slot
 from spillcache.state import Part
 
@@ -24,6 +26,23 @@ class Keeper:
         self._engine = engine
         self._cache = cache
         self._namespaces = namespaces
+
+    def copies_out(self, answering: Sequence[Slot]) -> bool:
+        """Whether a block is exported after the next token of one of these slots."""
+        size = self._engine.geometry.block_tokens
+        return any((self._engine.length(slot.index) + 1) % size == 0 for slot in answering)
+
+    def keep_prompt(self, slot: Slot, start: int, stop: int, *, last: bool) -> None:
+        """Offer what the prompt's call from ``start`` to ``stop`` completed, right after it.
+
+        ``last``: whether it gave the prompt's logits. Else, at the prompt's end, the last token is
+        computed again, and its block is kept then.
+        """
+        if slot.chain is None:
+            return
+        geometry, total = self._engine.geometry, len(slot.chain)
+        done = stop if last or stop < total else stop - geometry.block_tokens
+        self.keep(slot, start, done, boundary=takes_boundary(stop, total, geometry))
 
     def keep(self, slot: Slot, start: int, stop: int, *, boundary: bool) -> None:
         """Offer the blocks that the call from ``start`` to ``stop`` completed, right after it.

@@ -13,7 +13,8 @@ from spillcache.serve.adapters import Adapters
 from spillcache.serve.door import Door
 from spillcache.serve.http_errors import RETRY_AFTER_S, error_object, without_paths
 from spillcache.serve.native_format import sampling_settings
-from spillcache.serve.openai_routes import check_token_ids, model_name
+from spillcache.serve.openai_routes import model_name
+from spillcache.serve.prompt_checks import check_token_ids
 from spillcache.serve.request_body import read_body
 from spillcache.serve.sampling import sampling_params
 from spillcache.serve.schema import DetokenizeBody, LoraBody, TokenizeBody

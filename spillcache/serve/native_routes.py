@@ -16,12 +16,10 @@ from spillcache.serve.native_format import NativeFormat
 from spillcache.serve.openai_routes import (
     answer,
     begin_turn,
-    check_count,
-    check_length,
-    check_token_ids,
     model_name,
     template_variables,
 )
+from spillcache.serve.prompt_checks import check_count, check_length, check_token_ids
 from spillcache.serve.request_body import read_body
 from spillcache.serve.sampling import grammar_text
 from spillcache.serve.schema import InfillBody, NativeBody, TemplateBody

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions, POST /v1/completions, GET /v1/models, with and without ``/v1``."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from spillcache.config import RequestDefaults, Settings
 from spillcache.engine.base import Engine
-from spillcache.errors import NotReady, PromptTooLong, RequestError
+from spillcache.errors import NotReady, RequestError
 from spillcache.serve.answer_events import AnswerEvents
 from spillcache.serve.answer_format import AnswerForm, CompletionFormat
 from spillcache.serve.anthropic_format import model_facts, page_facts
@@ -22,6 +22,7 @@ from spillcache.serve.error_shapes import ErrorResponse
 from spillcache.serve.event_stream import EventStream
 from spillcache.serve.http_errors import error_object
 from spillcache.serve.job import DoneEvent, ErrorEvent, Event, GenerationRequest, TextEvent
+from spillcache.serve.prompt_checks import check_count, check_length, check_token_ids
 from spillcache.serve.request_body import read_body
 from spillcache.serve.sampling import sampling_for
 from spillcache.serve.schema import ChatBody, CompletionBody, GenerationBody
@@ -29,9 +30,6 @@ from spillcache.serve.session import session_of
 from spillcache.serve.tenant import tenant_salt
 from spillcache.serve.text_thread import in_text_thread
 from spillcache.serve.turn import Turn
-
-_TOKEN_BYTES_MAX = 256
-"""No vocabulary has longer tokens, but for runs of white space in some."""
 
 
 def model_name(settings: Settings) -> str:
@@ -169,42 +167,6 @@ def prompt_tokens(engine: Engine, body: CompletionBody, turn: Turn) -> list[int]
     check_count(engine, prompt, "prompt")
     check_token_ids(engine, prompt, "prompt")
     return prompt
-
-
-def check_length(engine: Engine, text: str, param: str) -> None:
-    """Raise PromptTooLong for text that no tokeniser could fit into the context: tokenising it
-    would take minutes only to be refused. May take a second: not on the event loop.
-    """
-    context = engine.limits.context_tokens
-    if len(text) > context * _TOKEN_BYTES_MAX:
-        raise PromptTooLong(
-            f"{param}: the text has {len(text)} characters and the context holds {context} tokens; "
-            "shorten it",
-            param,
-        )
-    if len(text) > context and engine.least_tokens(text, context) > context:
-        raise PromptTooLong(
-            f"{param}: the text has more than {context} tokens, which is all that the context "
-            "holds; shorten it",
-            param,
-        )
-
-
-def check_count(engine: Engine, pieces: Sequence[object], param: str) -> None:
-    """Raise PromptTooLong for more token ids and texts than the context has tokens."""
-    if len(pieces) > engine.limits.context_tokens:
-        raise PromptTooLong(
-            f"{param}: it has {len(pieces):,} token ids, and the context holds "
-            f"{engine.limits.context_tokens:,}; shorten it",
-            param,
-        )
-
-
-def check_token_ids(engine: Engine, tokens: list[int], param: str) -> None:
-    """Raise RequestError when an id is none of the vocabulary's."""
-    size = engine.limits.vocabulary
-    if tokens and (min(tokens) < 0 or max(tokens) >= size):
-        raise RequestError(f"{param}: token ids must lie in 0 … {size - 1}", param)
 
 
 async def answer(

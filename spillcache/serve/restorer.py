@@ -206,7 +206,7 @@ class Restorer:
         else:
             return
         restore.failed.update(step.hash for step in restore.match.steps if step.disk)
-        self._cache.failed(late)
+        self._cache.disk.failed(late)
         raise late
 
     def _failed(self, sequence: int, restore: Restore, error: SpillcacheError) -> bool:

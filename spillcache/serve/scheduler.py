@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 from spillcache.cache.prefix_cache import PrefixCache
-from spillcache.chain import Chain
 from spillcache.engine.base import Chunk, Engine
 from spillcache.errors import (
     ContextFullError,
@@ -27,6 +26,7 @@ from spillcache.errors import (
 from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace
 from spillcache.serve.adapters import Adapters, Namespaces, by_adapters
+from spillcache.serve.admission import Admission
 from spillcache.serve.answer_text import AnswerText
 from spillcache.serve.context_room import fits, gives_way, to_clear
 from spillcache.serve.embeddings import Embeddings
@@ -43,11 +43,9 @@ from spillcache.serve.job import (
 from spillcache.serve.job_queue import JobQueue
 from spillcache.serve.keeper import Keeper
 from spillcache.serve.pace import PrefillPace, RestorePace
-from spillcache.serve.prompt_plan import gives_logits, next_stop, takes_boundary
-from spillcache.serve.read_ahead import ReadAhead
+from spillcache.serve.prompt_plan import gives_logits, next_stop
 from spillcache.serve.restorer import Restorer
 from spillcache.serve.slot_actions import SlotActions
-from spillcache.serve.slot_choice import choose, parting, take_live, usable_live
 from spillcache.serve.slot_facts import Glance
 from spillcache.serve.slots import Job, Phase, Slot
 from spillcache.serve.tally import Tally
@@ -69,10 +67,9 @@ class Scheduler:
         self._queue = JobQueue(self._wake, metrics, queue_limit)
         self._slots = [Slot(i) for i in range(engine.limits.sequences)]
         self.adapters = Adapters(engine.adapters)
-        self._namespaces = Namespaces(Namespace.of({"provisional": True}), engine.adapters)
+        self._admission = Admission(engine, self._slots)
         self._restorer: Restorer | None = None
         self._keeper: Keeper | None = None
-        self._ahead = ReadAhead()
         self._restore_pace = RestorePace()
         self._prefill_pace = PrefillPace()
         self._errands = Errands(self._wake, self._restore_pace)
@@ -97,16 +94,16 @@ class Scheduler:
         """
 
         def attach() -> None:
-            self._ahead.close()
             for slot in self._slots:
                 if slot.job is None:
                     self._forget(slot)
-            self._namespaces = Namespaces(namespace, self._engine.adapters)
+            namespaces = Namespaces(namespace, self._engine.adapters)
             if cache is not None:
                 self._restorer = Restorer(self._engine, cache)
-                self._keeper = Keeper(self._engine, cache, self._namespaces)
+                self._keeper = Keeper(self._engine, cache, namespaces)
             self._trials = Trials(self._engine, cache)
-            self.actions.attach(self._namespaces, cache)
+            self._admission.attach(namespaces, self._restorer)
+            self.actions.attach(namespaces, cache)
 
         with self._wake:
             self._attaching = attach
@@ -169,7 +166,7 @@ class Scheduler:
             except Exception as error:  # a bug fails the requests at hand, not the server
                 log.exception("the scheduler met a bug; running requests fail, the server goes on")
                 self._fail_running(EngineError(f"internal error: {type(error).__name__}"))
-        self._ahead.close()
+        self._admission.close()
         stopped = NotReady("the server stopped before the answer was complete")
         self._errands.close(stopped)
         self._fail_running(stopped)
@@ -188,7 +185,7 @@ class Scheduler:
         self._drop_cancelled()
         self._errands.run(alone=not self.busy())
         self._admit()
-        self._read_ahead()
+        self._admission.read_ahead(self._queue.head)
         self._restore_all()
         started = time.monotonic()
         self._prefill_one()
@@ -250,74 +247,41 @@ class Scheduler:
         job = self._queue.head
         return job is None or fits(job, self._slots, self._engine)
 
-    def _read_ahead(self) -> None:
-        """While the next request waits, read what it will need from disk."""
-        job = self._queue.head
-        if self._ahead.knows(job):
-            return
-        if job is None or self._restorer is None or not job.reuses:
-            self._ahead.close()
-            return
-        chain = self._chain(job)
-        live = max(usable_live(slot, chain, self._engine) for slot in self._slots)
-        self._ahead.begin(job, chain, live, self._restorer)
-
-    def _chain(self, job: Job) -> Chain:
-        size = self._engine.geometry.block_tokens
-        relatives = [slot.chain for slot in self._slots if slot.chain is not None]
-        namespace = self._namespaces.of(job.adapters)
-        return Chain(namespace, size, job.tokens, job.request.salt, relatives)
-
     def _begin(self, job: Job) -> None:
-        """Give ``job`` a slot: live, forked from another slot, restored, or cold, whichever saves
-        most.
-        """
+        """Give ``job`` its slot."""
         job.started = job.started or time.monotonic()
         job.ticket.started = True
-        engine, reuse = self._engine, job.reuses
-        chain = self._chain(job)
-        choice = choose(self._slots, chain, engine, job.request, reuse=reuse)
-        parted = parting(self._slots, chain, engine) if reuse else None
-        restore, decision = self._ahead.restore(job, chain, choice.live, self._restorer)
-        unkept = choice.source.unkept
-        slot, live = (choice.oldest, 0) if restore is not None else (choice.slot, choice.live)
-        if restore is not None:
-            engine.clear(slot.index)
-        elif not take_live(choice, engine):
-            live, decision = 0, "miss"
+        start = self._admission.begin(job)
+        slot, restore = start.slot, start.restore
         if not job.answer:  # else it is taken up again, and this is no longer about the prompt
-            job.decision, job.parted = decision, parted
-        slot.job, slot.chain, slot.last_use = job, chain, time.monotonic()
-        slot.boundary, slot.restore, slot.session = None, restore, job.request.session
-        if restore is not None and not job.answer:
-            restore.restored, restore.refused = job.restored, job.refused
-        self._trials.inherit(slot, choice.source, live)
-        slot.phase = Phase.PREFILL if restore is None else Phase.RESTORE
+            job.decision, job.parted = start.decision, start.parted
+            if restore is not None:
+                restore.restored, restore.refused = job.restored, job.refused
+        slot.begin(job, start.chain, restore)
+        self._trials.inherit(slot, start.source, start.live)
         self._metrics.active.set(self.busy())
-        for idle in to_clear(slot, len(chain), self._slots, engine):
+        for idle in to_clear(slot, len(start.chain), self._slots, self._engine):
             self._forget(idle)
         if self._keeper is not None:
-            self._keeper.adopt(slot, live, unkept=unkept)
+            self._keeper.adopt(slot, start.live, unkept=start.source.unkept)
         if restore is None and not job.answer:
-            job.count_cached({"live": live})
+            job.count_cached({"live": start.live})
 
     # Restore.
 
     def _restore_all(self) -> None:
         restoring = self._in(Phase.RESTORE)
-        if not restoring or self._restore_pace.rests(self._copies_out()):
+        if not restoring:
+            return
+        # To copy a block of an answer out is pause enough.
+        copies_out = self._keeper is not None and self._keeper.copies_out(self._in(Phase.DECODE))
+        if self._restore_pace.rests(copies_out):
             return
         alone = not self._in(Phase.PREFILL) and not self._in(Phase.DECODE)
         pace = None if alone else self._restore_pace
         # Who waited longest comes first, for the first may use up what all of them have.
         for slot in sorted(restoring, key=lambda s: s.restore.last_block if s.restore else 0.0):
             self._restore_slice(slot, pace)
-
-    def _copies_out(self) -> bool:
-        """Whether this step completes a block of an answer: to copy it out is pause enough."""
-        size = self._engine.geometry.block_tokens
-        ends = (self._engine.length(slot.index) + 1 for slot in self._in(Phase.DECODE))
-        return self._keeper is not None and any(end % size == 0 for end in ends)
 
     def _restore_slice(self, slot: Slot, pace: RestorePace | None) -> None:
         restore, job = slot.restore, slot.job
@@ -355,10 +319,7 @@ class Scheduler:
         if not self._decode([Chunk(slot.index, chain.tokens[start:stop], logits=last)], [slot]):
             return
         if self._keeper is not None:
-            # A block whose last token will be computed again is kept then.
-            done = stop if last or stop < total else stop - geometry.block_tokens
-            boundary = takes_boundary(stop, total, geometry)
-            self._keeper.keep(slot, start, done, boundary=boundary)
+            self._keeper.keep_prompt(slot, start, stop, last=last)
         self._prefill_pace.took(time.monotonic() - began, stop - start)
         if self._restorer is not None and not last:
             # With the export, without which a GPU may not have done it yet.

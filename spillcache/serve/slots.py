@@ -214,6 +214,12 @@ class Slot:
         is_kept = bool(self.session) and time.monotonic() - self.last_use < SESSION_S
         return is_kept, self.last_use
 
+    def begin(self, job: Job, chain: Chain, restore: Restore | None) -> None:
+        """``job`` takes it, for ``chain``: its prompt, and what of the answer there is."""
+        self.job, self.chain, self.last_use = job, chain, time.monotonic()
+        self.boundary, self.restore, self.session = None, restore, job.request.session
+        self.phase = Phase.PREFILL if restore is None else Phase.RESTORE
+
     def keep_boundary(self, block: int, state: BlockState) -> None:
         """Copy the boundary at the end of ``block``, in place of an earlier one."""
         if Part.BOUNDARY in state:

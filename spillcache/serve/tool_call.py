@@ -58,7 +58,7 @@ class ToolCall:
 def call_of(name: str, arguments: Mapping[str, Any]) -> ToolCall:
     """A call whose arguments were not JSON. Raises NotACall."""
     try:
-        return ToolCall(called(name), whole_characters(json_text(arguments)))
+        return ToolCall(called(name), _whole_text(arguments))
     except (TypeError, ValueError, RecursionError) as error:
         raise NotACall(str(error)) from error
 
@@ -81,10 +81,10 @@ def typed_value(text: str, schema: Any) -> str:
     """
     if not is_text(schema):
         try:
-            return whole_characters(json_text(json_value(text.strip())))
+            return _whole_text(json_value(text.strip()))
         except (NotACall, ValueError):
             pass
-    return whole_characters(json_text(text))
+    return _whole_text(text)
 
 
 def is_text(schema: Any) -> bool:
@@ -105,7 +105,7 @@ def object_text(value: Any) -> str:
     if not isinstance(value, dict):
         raise NotACall("the arguments are no object")
     try:
-        return whole_characters(json_text(value))
+        return _whole_text(value)
     except ValueError as error:
         raise NotACall(str(error)) from error
 
@@ -123,15 +123,19 @@ def json_text(value: Any) -> str:
     return text
 
 
-def whole_characters(text: str) -> str:
-    """A JSON text, its halves of characters (which JSON can say, and UTF-8 can't) as U+FFFD: some
-    clients fail at them.
-    """
+def _whole_text(value: Any) -> str:
+    """As ``json_text``, halves of characters as U+FFFD: some clients fail at them."""
+    text = json_text(value)
     if "\\u" not in text:
         return text
     said = json.dumps(json.loads(text), ensure_ascii=False)
-    whole = said.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    whole = without_halves(said)
     return text if whole == said else whole
+
+
+def without_halves(text: str) -> str:
+    """``text``, its halves of characters (which JSON can say, and UTF-8 can't) as U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -16,13 +16,12 @@ from spillcache.serve.call_teller import CallTeller, Reader
 from spillcache.serve.tool_call import NotACall, ToolCall, called
 from spillcache.serve.tool_literals import gemma_call, python_calls
 from spillcache.serve.tool_objects import read_arguments, read_bare_json, read_json
-from spillcache.serve.tool_source import Source, Waiting
-from spillcache.serve.tool_tags import read_function, read_tagged
+from spillcache.serve.tool_source import HEAD_CHARACTERS_MAX, Source, Waiting
+from spillcache.serve.tool_tags import ENDS, read_function, read_tagged
 
 _PYTHON_HEAD = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(")
 _PYTHON_BEGUN = re.compile(r"\[?\s*([A-Za-z_][\w.]*\s*)?")
 _INDEX = re.compile(r"^(functions\.)?(.*?)(:\d+)?$", re.DOTALL)
-_HEAD_CHARACTERS_MAX = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,11 +71,11 @@ def read_named(
     ends with ``close``.
     """
     marks = ("{", close) if close else ("{",)
-    end, mark = yield from source.first(at, marks, _HEAD_CHARACTERS_MAX)
+    end, mark = yield from source.first(at, marks, HEAD_CHARACTERS_MAX)
     name, own = name_of(source.text[at:end])
     if mark == "{":
         return (yield from read_arguments(source, end, teller, name, own))
-    teller.whole([ToolCall(called(name), "{}", own)], end)
+    teller.tell_all([ToolCall(called(name), "{}", own)], end)
     return end
 
 
@@ -129,14 +128,14 @@ def read_python(source: Source, at: int, teller: CallTeller) -> Waiting[int]:
             raise NotACall("it does not begin like a list of calls")
         yield from source.more()
     end = yield from source.brackets(at)
-    teller.whole(python_calls(source.text[at:end]), end)
+    teller.tell_all(python_calls(source.text[at:end]), end)
     return end
 
 
 def read_code(source: Source, at: int, teller: CallTeller, *, close: str) -> Waiting[int]:
     """Calls in Python, in a list or not, up to ``close``."""
     end = yield from source.until(at, close)
-    teller.whole(python_calls(source.text[at:end]), end)
+    teller.tell_all(python_calls(source.text[at:end]), end)
     return end
 
 
@@ -145,7 +144,7 @@ def read_gemma(
 ) -> Waiting[int]:
     """``call:f{…}`` up to ``close``; ``quote`` stands around texts."""
     end = yield from source.until(at, close)
-    teller.whole([gemma_call(source.text[at:end], quote)], end)
+    teller.tell_all([gemma_call(source.text[at:end], quote)], end)
     return end
 
 
@@ -154,12 +153,10 @@ def read_gemma(
 _deepseek = partial(read_named, name_of=_deepseek_name, close="<｜tool▁call▁end｜>")
 _kimi = partial(read_named, name_of=_kimi_name)
 
-_TAGS = ("</function>", "</tool_call>")
-
-TAGGED = ToolFormat("tagged", {"<tool_call>": read_tagged}, closes=_TAGS)
+TAGGED = ToolFormat("tagged", {"<tool_call>": read_tagged}, closes=ENDS)
 """Hermes, Qwen, and with other texts inside GLM, Granite and Qwen Coder."""
 
-GENERIC = ToolFormat("generic", {"<tool_call>": read_tagged}, closes=_TAGS, generic=True)
+GENERIC = ToolFormat("generic", {"<tool_call>": read_tagged}, closes=ENDS, generic=True)
 """For templates that know no tools: messages tell of them."""
 
 HELD = ToolFormat("held", {"<tool_call>": read_tagged}, bare=read_bare_json)

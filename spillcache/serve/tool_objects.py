@@ -80,7 +80,7 @@ def _read_object(source: Source, at: int, teller: CallTeller, *, late: bool) -> 
     at = yield from _read_members(source, at, teller, members, late=late)
     if not members.told:
         text = object_text(members.arguments) if members.text is None else members.text
-        teller.whole([ToolCall(called(members.name), text, members.id)], at)
+        teller.tell_all([ToolCall(called(members.name), text, members.id)], at)
     return at
 
 

@@ -15,6 +15,8 @@ Waiting = Generator[None, None, Found]
 """Yields where more text is needed."""
 
 SPACE = " \t\r\n"
+HEAD_CHARACTERS_MAX = 512
+"""Of a name and what belongs to it: what is longer is none."""
 _DEPTH_MAX = 128
 _BRACKETS = {"}": "{", "]": "[", ")": "("}
 _MARKS = re.compile(r"[\\\"'{}\[\]()]")

@@ -10,16 +10,13 @@ from typing import Any
 
 from spillcache.serve.call_teller import CallTeller
 from spillcache.serve.json_scan import escaped
-from spillcache.serve.tool_call import (
-    is_text,
-    typed_value,
-)
+from spillcache.serve.tool_call import is_text, typed_value
 from spillcache.serve.tool_objects import read_arguments, read_json
-from spillcache.serve.tool_source import Source, Waiting, begun
+from spillcache.serve.tool_source import HEAD_CHARACTERS_MAX, Source, Waiting, begun
 
 _KEY_CHARACTERS_MAX = 128
-_NAME_CHARACTERS_MAX = 512
-_ENDS = ("</function>", "</tool_call>")
+ENDS = ("</function>", "</tool_call>")
+"""What ends calls in tags."""
 
 
 def read_tagged(source: Source, at: int, teller: CallTeller) -> Waiting[int]:
@@ -32,13 +29,13 @@ def read_tagged(source: Source, at: int, teller: CallTeller) -> Waiting[int]:
     mark = yield from source.starts(at, ("<function=",))
     if mark:
         return (yield from read_function(source, at + len(mark), teller))
-    end, _ = yield from source.first(at, ("<arg_key>", "</tool_call>"), _NAME_CHARACTERS_MAX)
+    end, _ = yield from source.first(at, ("<arg_key>", "</tool_call>"), HEAD_CHARACTERS_MAX)
     return (yield from _Pairs(source, teller).read(source.text[at:end], end))
 
 
 def read_function(source: Source, at: int, teller: CallTeller) -> Waiting[int]:
     """What follows ``<function=``: JSON arguments, or parameters in tags of their own."""
-    end, _ = yield from source.first(at, (">",), _NAME_CHARACTERS_MAX)
+    end, _ = yield from source.first(at, (">",), HEAD_CHARACTERS_MAX)
     name = source.text[at:end]
     start = yield from source.skip_space(end + 1)
     if source.text[start : start + 1] == "{":
@@ -55,7 +52,7 @@ class _Texts(ABC):
     """What stands between a name and its value."""
     closes: Sequence[str]
     """What ends a value; the longest counts."""
-    ends: Sequence[str] = _ENDS
+    ends: Sequence[str] = ENDS
     """What ends the call, and is left where it is."""
 
     def __init__(self, source: Source, teller: CallTeller) -> None:

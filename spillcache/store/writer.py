@@ -110,9 +110,9 @@ class Writer:
         for group, is_last in self._groups(job, wanted, done):
             self._send(job, group, done, more=more or not is_last)
         job.sent = True
-        if not any(flight.job is job for flight in self._flights):
-            self._land(done)
-            _end(job, done)
+        if not self._is_in_air(job):
+            self._land(done)  # results come in the order of the batches
+            _tell(job, done)
 
     def _missing(self, job: PutJob, objects: Sequence[StoreObject]) -> dict[bytes, StoreObject]:
         """The objects that are not there yet, each once, by their keys."""
@@ -176,7 +176,7 @@ class Writer:
         except OSError as error:
             self._land(done)  # what went before is not to blame
             self._give_up()
-            self._write(job, group, error)
+            self._write_alone(job, group, error)
             return
         self._land(done, but=flight)
         if flight is not None and flight in self._flights:
@@ -244,25 +244,31 @@ class Writer:
                 again = list(self._flights)
                 self._give_up()
                 for each in again:
-                    self._write(each.job, each.group, error if each is flight else None)
-                    self._counted(each.job, done)
+                    self._write_alone(each.job, each.group, error if each is flight else None)
+                    self._tell_if_complete(each.job, done)
                 return
             self._flights.popleft()
             self._count(flight, committed)
-            self._counted(flight.job, done)
+            self._tell_if_complete(flight.job, done)
 
     def _count(self, flight: Flight, committed: Committed) -> None:
         self._room.wrote(committed.clock, _sizes(committed.written))
         self._segments.free(committed.dead)
         flight.job.count(committed)
 
-    def _counted(self, job: PutJob, done: Done) -> None:
-        if job.sent and not any(flight.job is job for flight in self._flights):
-            _end(job, done)
+    def _tell_if_complete(self, job: PutJob, done: Done) -> None:
+        if job.sent and not self._is_in_air(job):
+            _tell(job, done)
 
-    def _write(self, job: PutJob, group: Sequence[Outgoing], error: OSError | None = None) -> None:
-        """One group, alone, from its append to its count. A full filesystem is answered by
-        eviction; other errors are raised. ``error``: what a first attempt met.
+    def _is_in_air(self, job: PutJob) -> bool:
+        return any(flight.job is job for flight in self._flights)
+
+    def _write_alone(
+        self, job: PutJob, group: Sequence[Outgoing], error: OSError | None = None
+    ) -> None:
+        """A group, from its append to its count, while nothing else is in the air. A full
+        filesystem is answered by eviction; other errors are raised. ``error``: what a first
+        attempt met.
         """
         for _ in range(_ATTEMPTS - (error is not None)):
             if error is not None:
@@ -328,8 +334,8 @@ class Writer:
         return self._index.write(work)
 
 
-def _end(job: PutJob, done: Done) -> None:
-    """All of a batch has landed."""
+def _tell(job: PutJob, done: Done) -> None:
+    """Tell ``done`` what became of a batch, all of which has landed."""
     if job.no_room and not job.written:
         raise StoreFullError(
             "the cache on disk has no room for what is to be stored, even after eviction; "

@@ -15,7 +15,7 @@ from spillcache.errors import ConfigError
     [
         ("MMPROJ", "x.gguf", "--mmproj is not supported: only text is served"),
         ("STATIC_PATH", "/x", "--path is not supported: put a proxy before the server"),
-        ("EMBEDDINGS", "1", "--embeddings is not supported"),
+        ("RERANKING", "1", "--reranking is not supported: reranking is not served"),
         ("THINK", "none", "--reasoning-format is not supported: thoughts come as"),
     ],
 )
@@ -27,12 +27,12 @@ def test_variables_of_refused_flags(name: str, value: str, says: str) -> None:
 
 
 def test_what_asks_for_nothing_is_ignored() -> None:
-    given = {"EMBEDDINGS": "off", "THINK": "auto", "BATCH": "512", "ODD": "x", "MODEL": "m"}
+    given = {"RERANKING": "off", "THINK": "auto", "BATCH": "512", "ODD": "x", "MODEL": "m"}
     environment = {f"LLAMA_ARG_{name}": value for name, value in given.items()} | {"PATH": "/"}
     assert ignored_variables(environment, {"LLAMA_ARG_MODEL"}) == [
         "LLAMA_ARG_BATCH",
-        "LLAMA_ARG_EMBEDDINGS",
         "LLAMA_ARG_ODD",
+        "LLAMA_ARG_RERANKING",
         "LLAMA_ARG_THINK",
     ]
 
