@@ -44,7 +44,7 @@ def purge(
     if as_json:
         care.print_json(_report(path, done))
     else:
-        _print(path, done)
+        _print(path, done, in_use=everything and not done.removed)
 
 
 def _purge_namespace(path: Path, name: str, *, yes: bool) -> "Purged":
@@ -88,14 +88,15 @@ def _report(path: Path, done: "Purged") -> dict[str, Any]:
     }
 
 
-def _print(path: Path, done: "Purged") -> None:
+def _print(path: Path, done: "Purged", *, in_use: bool) -> None:
     size = format_size(done.freed_bytes)
     if not done.removed:
         print(f"{path}: {done.objects:,} objects deleted, {size}; the store goes on")
-        print(
-            "a server that runs on it still has in memory what it worked with, and may store that "
-            "again: to have it forgotten, stop the server first"
-        )
+        if in_use:
+            print(
+                "it is in use: a server still has in memory what it worked with, and may store "
+                "that again; to have it forgotten, stop the server first"
+            )
         return
     print(f"{path}: {done.files:,} files deleted, {size}")
     if done.foreign:

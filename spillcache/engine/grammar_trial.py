@@ -17,6 +17,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from spillcache.engine.gbnf import lark_of
@@ -84,8 +85,8 @@ class GrammarTrials:
 
     def __init__(self) -> None:
         self._trying = threading.Lock()
-        self._places = threading.BoundedSemaphore(WAITING_MAX)
         self._looking = threading.Lock()
+        self._under_way: dict[bytes, Future[str]] = {}
         self._known: OrderedDict[bytes, str] = OrderedDict()
         """By digest of the grammar: what is wrong with it, or ""."""
 
@@ -106,19 +107,30 @@ class GrammarTrials:
             raise RequestError(f"{field}: {fault}", field)
 
     def _found_out(self, name: bytes, kind: "GrammarKind", text: str) -> str:
-        if not self._places.acquire(blocking=False):
-            raise Overloaded(
-                f"{WAITING_MAX} grammars are being tried, or wait for it; try again later"
-            )
+        """What a trial says; who asks for the same grammar meanwhile waits for the same trial."""
+        with self._looking:
+            if name in self._known:
+                return self._known[name]
+            others = self._under_way.get(name)
+            if others is None and len(self._under_way) >= WAITING_MAX:
+                raise Overloaded(
+                    f"{WAITING_MAX} grammars are being tried, or wait for it; try again later"
+                )
+            trial = self._under_way.setdefault(name, Future())
+        if others is not None:
+            return others.result()
         try:
             with self._trying:
-                fault = self._find(name)  # somebody may have asked meanwhile
-                if fault is None:
-                    fault = _tried(kind, text)
-                    self._keep(name, fault)
-                return fault
+                fault = _tried(kind, text)
+            self._keep(name, fault)
+            trial.set_result(fault)
+        except BaseException as error:
+            trial.set_exception(error)
+            raise
         finally:
-            self._places.release()
+            with self._looking:
+                del self._under_way[name]
+        return fault
 
     def _find(self, name: bytes) -> str | None:
         with self._looking:

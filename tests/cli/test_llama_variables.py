@@ -84,3 +84,19 @@ def test_the_same_in_a_file(cli: Any, model: str, served: list[Settings], tmp_pa
     assert served[0].serve.port == 1234
     file.write_text('reasoning-format = "none"\n')
     assert cli("serve", "-m", model, "--config", str(file)).code == 2
+
+
+def test_keys_and_slot_folders_come_from_variables_too(
+    cli: Any, model: str, served: list[Settings], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server whose keys were passed over would be open to all."""
+    keys = tmp_path / "keys"
+    keys.write_text("one\ntwo\n")
+    keys.chmod(0o600)
+    monkeypatch.setenv("LLAMA_ARG_API_KEY_FILE", str(keys))
+    monkeypatch.setenv("LLAMA_ARG_SLOT_SAVE_PATH", str(tmp_path / "slots"))
+    assert cli("serve", "-m", model).err == ""
+    [settings] = served
+    assert settings.serve.api_keys == ("one", "two")
+    assert settings.serve.slot_files is not None
+    assert settings.serve.slot_files.path == tmp_path / "slots"

@@ -71,6 +71,8 @@ def test_everything_of_a_store_in_use_is_emptied(cli: Any, directory: Path) -> N
         assert store.namespaces() == []
         put(store, RED, 2)
         assert blocks_of(store, RED) == 2
+        out = cli("purge", str(directory), "--all", "--yes").out
+        assert "may store that again; to have it forgotten, stop the server first\n" in out
 
 
 def test_a_store_whose_index_is_damaged_can_be_deleted(cli: Any, directory: Path) -> None:

@@ -68,7 +68,10 @@ def test_what_is_known_is_not_tried_again(monkeypatch):
 def test_few_wait_and_more_are_told_to_come_again(monkeypatch):
     go, began = threading.Event(), threading.Semaphore(0)
 
-    def tried(*_):
+    tries = []
+
+    def tried(*asked):
+        tries.append(asked)
         began.release()
         assert go.wait(10)
         return ""
@@ -84,7 +87,7 @@ def test_few_wait_and_more_are_told_to_come_again(monkeypatch):
             refused.append(str(error))
         over.release()
 
-    threads = [threading.Thread(target=ask, args=(letter,)) for letter in "abcdef"]
+    threads = [threading.Thread(target=ask, args=(letter,)) for letter in "aaaaabcdef"]
     for thread in threads:
         thread.start()
     assert began.acquire(timeout=10)
@@ -93,6 +96,7 @@ def test_few_wait_and_more_are_told_to_come_again(monkeypatch):
     for thread in threads:
         thread.join(10)
     assert refused == ["4 grammars are being tried, or wait for it; try again later"] * 2
+    assert len(tries) == 4, "those who ask for the same one wait for the same trial"
     trials.check("gbnf", "g" * 3000)
 
 

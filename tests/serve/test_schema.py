@@ -26,9 +26,8 @@ def completion(**fields):
         {"max_tokens": "5"},
         {"max_tokens": 5.5},
         {"max_tokens": True},
-        {"max_tokens": 0},
-        {"max_tokens": -1},
-        {"max_completion_tokens": 0},
+        {"max_tokens": -2},
+        {"max_completion_tokens": -2},
         {"n_predict": -2},
         {"temperature": "hot"},
         {"temperature": -0.1},
@@ -179,9 +178,10 @@ def test_limits():
     assert chat(max_tokens=5).to_request([1]).max_tokens == 5
     assert chat(max_tokens=5, max_completion_tokens=6).to_request([1]).max_tokens == 6
     assert chat(n_predict=7).to_request([1]).max_tokens == 7
-    assert chat(n_predict=-1).to_request([1]).max_tokens is None
-    with pytest.raises(RequestError, match="n_predict must be at least 1, or -1"):
-        chat(n_predict=0).to_request([1])
+    for name in ("max_tokens", "max_completion_tokens", "n_predict"):
+        assert chat(**{name: -1}).to_request([1]).max_tokens is None
+        with pytest.raises(RequestError, match=f"{name} must be at least 1, or -1: no limit"):
+            chat(**{name: 0}).to_request([1])
 
 
 @pytest.mark.parametrize(
