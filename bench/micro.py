@@ -35,7 +35,7 @@ from spillcache.engine.llama_engine import LlamaEngine
 from spillcache.errors import SpillcacheError
 from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace
-from spillcache.serve import scheduler as scheduling
+from spillcache.serve import admission
 from spillcache.serve.job import DoneEvent, ErrorEvent, Event, GenerationRequest, TextEvent
 from spillcache.serve.keeper import Keeper
 from spillcache.serve.restorer import Restorer
@@ -56,10 +56,10 @@ SMALL_STATE = {Part.KV: bytes(1000), Part.WINDOW: bytes(1000)}
 EXPORT = "export"
 """The line that is the engine's work."""
 WATCHED: tuple[tuple[Any, str, str], ...] = (
-    (scheduling, "Chain", "chain"),
+    (admission, "Chain", "chain"),
     (Chain, "extend", "chain"),
     (Chain, "truncate", "chain"),
-    (scheduling, "choose", "choose"),
+    (admission, "choose", "choose"),
     (Restorer, "begin", "match"),
     (Keeper, "keep", "keep"),
     (Keeper, "end_turn", "end of turn"),
