@@ -127,6 +127,8 @@ def test_a_client_that_does_not_read_is_cut(monkeypatch, capfd):
 
 def test_work_on_a_text_that_takes_long_is_left_behind(monkeypatch, capfd):
     monkeypatch.setattr(server_module, "_CLOSE_S", 0.3)
+    ended: list[int] = []
+    monkeypatch.setattr(server_module.os, "_exit", ended.append)
     service = make_service("quick")(settings())
     began, go = threading.Event(), threading.Event()
 
@@ -144,6 +146,7 @@ def test_work_on_a_text_that_takes_long_is_left_behind(monkeypatch, capfd):
     start = time.monotonic()
     assert run_server(settings(), on_ready=Visitor(visit), make_service=lambda _: service) == 0
     assert time.monotonic() - start < 10
+    assert ended == [0], "at once, for the thread is still in there"
     go.set()
     assert said(capfd.readouterr().err)[-1] == "stopped"
 

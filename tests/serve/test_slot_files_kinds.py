@@ -1,6 +1,7 @@
 """Every kind of memory goes through a slot file and a kill; odd things in the directory don't."""
 
 import os
+import stat
 
 import pytest
 from models import KINDS
@@ -53,12 +54,15 @@ def test_what_is_no_plain_file(gguf_model, tmp_path):
                 answer = act(server, action, name)
                 assert (name, answer.status_code) == (name, 400)
                 assert answer.json()["error"]["param"] == "filename"
-        for name in ("pipe", "link", "outside", "dangling", "second"):
+        for name in ("link", "outside", "dangling", "second"):
             assert (name, act(server, "save", name).status_code) == (name, 200)
             assert (folder / name).is_file()
             assert not (folder / name).is_symlink()
-        answer = act(server, "save", "folder")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "SLOT_FILE_IO")
+        for name in ("folder", "pipe"):
+            answer = act(server, "save", name)
+            assert (name, answer.status_code) == (name, 400)
+            assert answer.json()["error"]["code"] == "SLOT_FILE_INVALID"
+        assert stat.S_ISFIFO((folder / "pipe").stat().st_mode)
         assert not any((folder / "folder").iterdir())
         assert not (tmp_path / "nowhere").exists()
         assert server.stop() == 0
