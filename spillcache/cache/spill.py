@@ -404,10 +404,13 @@ class Spiller:
         except StoreError as error:
             self._met(error)
         finally:
-            for size in allowed:
-                self.limit.wrote(size, 0)
             for group in groups:
                 self._settle(group, None)
+        try:
+            for size in allowed:  # and not written
+                self.limit.wrote(size, 0)
+        except StoreError as error:
+            self._met(error)
         return dropped
 
     def _batches(

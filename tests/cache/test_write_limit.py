@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -178,3 +178,28 @@ def test_a_note_that_can_not_be_written_is_a_failure_of_the_disk(
     offer(cache, chain(3))
     assert cache.flush().left == 3
     assert store.written == []
+
+
+def test_a_disk_that_fails_for_notes_as_well_holds_on_to_no_block(
+    store: WatchedStore, open_cache: OpenCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was allowed is not written, and that can't be noted either."""
+    cache = open_cache(store, write_limit_bytes_day=1000_000, dirty_spill_s=NEVER_S)
+    assert cache._spiller is not None
+    limit = cache._spiller.limit
+
+    def put_each(_namespace: object, batches: Iterable[object], _done: object) -> None:
+        assert list(batches)
+        patched.setattr(limit, "_change_note", fail)
+        raise StoreIOError("no")
+
+    def fail(*_: object) -> bytes:
+        raise StoreIOError("no")
+
+    offer(cache, chain(3))
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "put_each", put_each)
+        assert cache.flush().left == 3
+    assert cache.status()["pinned_blocks"] == 0
+    assert all(not block.pins for block in cache._ram.all())
+    assert cache.flush().left == 0
