@@ -6,10 +6,12 @@ once: a watcher reads the connection for as long as the answer takes.
 
 import asyncio
 import contextlib
+from collections import deque
+from dataclasses import replace
 
 from starlette.types import Receive
 
-from spillcache.errors import NotReady
+from spillcache.errors import NotReady, SpillcacheError
 from spillcache.serve.answer_log import log_done, log_failed, log_left, log_waiting
 from spillcache.serve.door import Door
 from spillcache.serve.job import (
@@ -32,7 +34,8 @@ class ClientGone(Exception):
 
 
 class AnswerEvents:
-    """The events of one request. Everything but the listener runs on the event loop.
+    """The events of one request, or of some that follow each other. Everything but the listener
+    runs on the event loop.
 
     ``receive`` is the connection's, its body already read. ``turn`` learns the answer before its
     end is told, so that the next request finds it. Whoever makes one must ``close`` it.
@@ -45,16 +48,29 @@ class AnswerEvents:
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
         self._ticket: Ticket | None = None
+        self._following: deque[GenerationRequest] = deque()
+        self._service: Door | None = None
         self._gone = False
         self._ended = False
         self._late: asyncio.TimerHandle | None = None
         self._watcher = asyncio.create_task(self._watch())
 
-    def submit(self, service: Door, request: GenerationRequest) -> None:
-        """Queue the request; raises what ``Door.submit`` raises, and ClientGone."""
+    def submit(
+        self, service: Door, request: GenerationRequest, *following: GenerationRequest
+    ) -> None:
+        """Queue the request, and each of the ``following`` when the one before is answered; raises
+        what ``Door.submit`` raises, and ClientGone.
+        """
+        self._service, self._following = service, deque(following)
+        self._begin(service, request)
+
+    def _begin(self, service: Door, request: GenerationRequest) -> None:
         if self._gone:
             raise ClientGone
+        self._tokens, self._ended = [], False
         self._ticket = service.submit(request, self._listen)
+        if self._late is not None:
+            self._late.cancel()
         self._late = self._loop.call_later(LONG_WAIT_S, self._warn_if_waiting)
 
     async def next_events(self) -> list[Event]:
@@ -62,14 +78,25 @@ class AnswerEvents:
         event = await self._queue.get()
         events: list[Event] = []
         while event is not None:
-            events.append(event)
             self._note(event)
             if isinstance(event, DoneEvent):
                 await self._learn(event.stop_string)
+                event = replace(event, is_last=not self._following)
+            events.append(event)
+            if isinstance(event, DoneEvent) and not event.is_last:
+                self._go_on()
             if self._queue.empty():
                 return events
             event = self._queue.get_nowait()
         raise ClientGone
+
+    def _go_on(self) -> None:
+        """Queue the next request; where that is refused, its answer is an error."""
+        if self._service is not None:
+            try:
+                self._begin(self._service, self._following.popleft())
+            except SpillcacheError as error:
+                self._queue.put_nowait(ErrorEvent(error))
 
     def close(self) -> None:
         """Cancel the work, if any is left, and stop watching. May be called twice."""

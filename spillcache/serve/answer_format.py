@@ -132,7 +132,7 @@ class AnswerFormat(ABC):
         self._token_bytes = token_bytes
         self._include_usage = include_usage
         self._return_tokens = return_tokens
-        self._common = {
+        self.common = {
             "id": self.id_prefix + uuid.uuid4().hex,
             "created": int(time.time()),
             "model": model,
@@ -147,7 +147,7 @@ class AnswerFormat(ABC):
         choice = {**self._whole_choice(text), "finish_reason": done.reason}
         extra = {"tokens": [one.token for one in tokens]} if self._return_tokens else {}
         return {
-            **self._common,
+            **self.common,
             "object": self.whole,
             "choices": [{"index": 0, "logprobs": self._logprobs(tokens), **choice}],
             "usage": usage_object(done.usage),
@@ -176,7 +176,7 @@ class AnswerFormat(ABC):
         chunks = [self._stream_chunk(self._last_choice(), done.reason)]
         if self._include_usage:
             usage = {"choices": [], "usage": usage_object(done.usage)}
-            chunks.append({**self._common, "object": self.chunk, **usage})
+            chunks.append({**self.common, "object": self.chunk, **usage})
         chunks[-1]["timings"] = timings_object(done.usage, done.timings)
         return chunks
 
@@ -201,7 +201,7 @@ class AnswerFormat(ABC):
         logprobs: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         choices = [{"index": 0, **choice, "logprobs": logprobs, "finish_reason": reason}]
-        chunk = {**self._common, "object": self.chunk, "choices": choices}
+        chunk = {**self.common, "object": self.chunk, "choices": choices}
         if self._include_usage:
             chunk["usage"] = None
         return chunk

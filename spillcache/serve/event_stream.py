@@ -39,7 +39,7 @@ class EventStream(Response):
             await send(start)
             while True:
                 data += b"".join(self._encode_event(event) for event in self._batch)
-                more = not isinstance(self._batch[-1], DoneEvent | ErrorEvent)
+                more = not _is_end(self._batch[-1])
                 if data or not more:
                     await send({"type": "http.response.body", "body": data, "more_body": more})
                 if not more:
@@ -69,8 +69,13 @@ class EventStream(Response):
             return _encode([self._form.failure(event.error)])
         pieces = self._form.pieces(event)
         if isinstance(event, DoneEvent):
-            return _encode(pieces + self._form.tail(event)) + self._form.end
+            end = self._form.end if event.is_last else b""
+            return _encode(pieces + self._form.tail(event)) + end
         return _encode(pieces)
+
+
+def _is_end(event: Event) -> bool:
+    return event.is_last if isinstance(event, DoneEvent) else isinstance(event, ErrorEvent)
 
 
 def _encode(objects: Iterable[dict[str, Any]]) -> bytes:

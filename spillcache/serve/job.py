@@ -125,6 +125,8 @@ class DoneEvent:
     timings: Timings
     slot: int = 0
     """Which one it had, at the end."""
+    is_last: bool = True
+    """False: another answer to the same prompt follows."""
 
 
 @dataclass(frozen=True, slots=True)

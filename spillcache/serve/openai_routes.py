@@ -15,7 +15,8 @@ from spillcache.serve.answer_format import AnswerForm, CompletionFormat
 from spillcache.serve.anthropic_format import model_facts, page_facts
 from spillcache.serve.call_texts import CallTexts
 from spillcache.serve.chat_format import ChatFormat
-from spillcache.serve.chat_reader import ChatForm
+from spillcache.serve.chat_reader import ChatForm, ChatReader
+from spillcache.serve.choices import Choices, forms_of, requests_of
 from spillcache.serve.conversation import Conversation
 from spillcache.serve.door import Door
 from spillcache.serve.error_shapes import ErrorResponse
@@ -49,12 +50,15 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         check_ready(service)
         body = await read_body(request, ChatBody)
-        form = ChatFormat(
-            name,
-            service.engine.token_bytes,
-            include_usage=body.include_usage,
-            return_tokens=bool(body.return_tokens),
-        )
+        form = Choices([
+            ChatFormat(
+                name,
+                service.engine.token_bytes,
+                include_usage=body.include_usage,
+                return_tokens=bool(body.return_tokens),
+            )
+            for _ in range(body.n or 1)
+        ])  # fmt: skip
         return await chat_answer(service, request, body, form)
 
     @router.post("/v1/completions")
@@ -62,12 +66,15 @@ def openai_router(service: Door, started_s: int) -> APIRouter:
     async def completions(request: Request) -> Response:
         engine = service.engine
         body = await read_body(request, CompletionBody)
-        form = CompletionFormat(
-            name,
-            engine.token_bytes,
-            include_usage=body.include_usage,
-            return_tokens=bool(body.return_tokens),
-        )
+        form = Choices([
+            CompletionFormat(
+                name,
+                engine.token_bytes,
+                include_usage=body.include_usage,
+                return_tokens=bool(body.return_tokens),
+            )
+            for _ in range(body.n or 1)
+        ])  # fmt: skip
         turn = begin_turn(service, request, body)
         return await answer(
             service, request, body, form, lambda: prompt_tokens(engine, body, turn), turn=turn
@@ -95,7 +102,9 @@ def check_ready(service: Door) -> None:
     _ = service.engine
 
 
-async def chat_answer(service: Door, request: Request, asked: ChatBody, form: ChatForm) -> Response:
+async def chat_answer(
+    service: Door, request: Request, asked: ChatBody, form: ChatForm | Choices
+) -> Response:
     """Answer a chat; ``asked`` is what the request comes to, in whichever API it was made."""
     engine, body = service.engine, asked.held()
     turn = begin_turn(service, request, body)
@@ -105,7 +114,9 @@ async def chat_answer(service: Door, request: Request, asked: ChatBody, form: Ch
         chat = conversation(service, request, body)
         tokens = chat_tokens(engine, chat, turn, variables)
         several = body.parallel_tool_calls is not False
-        form.reads(chat.parser(), chat, several=several)
+        for one in forms_of(form):
+            if isinstance(one, ChatReader):
+                one.reads(chat.parser(), chat, several=several)
         return tokens
 
     return await answer(service, request, body, form, tokenize, turn=turn)
@@ -201,7 +212,7 @@ async def answer(
                 salt=tenant_salt(request.scope, wanted.salt),
                 session=session_of(request.headers, service.settings.serve.session_headers),
             )
-            events.submit(service, wanted)
+            events.submit(service, *requests_of(wanted, len(forms_of(form))))
         except RequestError as error:
             # The scheduler knows of prompts only; the client may have sent messages.
             if error.param == "prompt":
@@ -231,8 +242,12 @@ async def _whole_answer(
                 raise event.error
             text.append(event.text)
             if isinstance(event, DoneEvent):
-                return form.answer("".join(text), tokens, event)
-            tokens.append(event)
+                whole = form.answer("".join(text), tokens, event)
+                if event.is_last:
+                    return whole
+                text, tokens = [], []
+            else:
+                tokens.append(event)
         batch = await events.next_events()
 
 

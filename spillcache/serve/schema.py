@@ -24,6 +24,7 @@ from spillcache.serve.tool_prompt import call_schema
 STOP_STRINGS_MAX = 32
 STOP_CHARACTERS_MAX = 1024
 _TOP_LOGPROBS_MAX = 20
+_CHOICES_MAX = 32
 """OpenAI's own limit."""
 _CHUNKS_MAX = 256
 
@@ -126,7 +127,7 @@ class GenerationBody(SamplingFields):
     """The slot to take, if it is idle; -1: whichever."""
     lora: list[LoraScale] | None = None
 
-    n: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=_CHOICES_MAX)] | None = None
 
     chat_template_kwargs: dict[str, Any] | None = None
     """More variables for the chat template."""
@@ -135,6 +136,8 @@ class GenerationBody(SamplingFields):
     adaptive_target: Any = None
     best_of: Any = None
 
+    offers: ClassVar[frozenset[str]] = frozenset()
+    """Fields of _NEUTRAL that are offered all the same."""
     lacks: ClassVar[type[Unsupported]] = Unsupported
     """The error for what is not offered."""
 
@@ -172,7 +175,7 @@ class GenerationBody(SamplingFields):
                 )
         for name, says_nothing in _NEUTRAL.items():
             value = getattr(self, name) if name in type(self).model_fields else None
-            if value is not None and not says_nothing(value):
+            if value is not None and name not in self.offers and not says_nothing(value):
                 why = "only text is served" if name in _MEDIA else "this server has not that"
                 raise self.lacks(f"{name} is not supported: {why}; leave it out", name)
 
@@ -230,6 +233,7 @@ class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     prompt_field = "messages"
+    offers = frozenset({"n"})
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     logprobs: bool | None = None
@@ -291,6 +295,7 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt_field = "prompt"
+    offers = frozenset({"n"})
 
     prompt: Prompt
     logprobs: Annotated[int, Field(ge=0, le=_TOP_LOGPROBS_MAX)] | bool | None = None

@@ -10,7 +10,8 @@ CHAT, NATIVE = "/v1/chat/completions", "/completion"
     ("path", "fields", "says"),
     [
         (NATIVE, {"image_data": [{}]}, "image_data is not supported: only text is served; leave"),
-        (CHAT, {"n": 2}, "n is not supported: this server has not that; leave it out"),
+        (NATIVE, {"n": 2}, "n is not supported: this server has not that; leave it out"),
+        (CHAT, {"best_of": 2}, "best_of is not supported: this server has not that; leave it out"),
         (CHAT, {"tools": [{}] * 1025}, "tools may have at most 1024 items"),
         (NATIVE, {"response_fields": ["a"] * 101}, "response_fields may have at most 100 items"),
         (

@@ -138,7 +138,6 @@ def test_unknown_fields_are_ignored():
 
 
 ASKS = {
-    "n": [2],
     "best_of": [2, "x"],
     "adaptive_target": [0.5, 0, "x"],
     "functions": [[{}]],
