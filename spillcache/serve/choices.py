@@ -31,8 +31,8 @@ class Choices:
             form.about(request, engine)
 
     def answer(self, text: str, tokens: list[TextEvent], done: DoneEvent) -> dict[str, Any]:
-        """All that were answered so far, this one last: their usage together, timings of this
-        one.
+        """All that were answered so far, this one last: their usage together, timings and token ids
+        of this one.
         """
         whole = self.forms[self._number].answer(text, tokens, done)
         self._choices += self._numbered([whole])[0]["choices"]

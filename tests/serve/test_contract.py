@@ -15,10 +15,10 @@ import pytest
 from loopback import served
 from models import ModelShelf
 from stock_client import stock_client
+from test_service import Running
 
 from spillcache.config import CacheConfig, EngineConfig, ServeConfig, Settings
 from spillcache.serve.app import create_app
-from spillcache.serve.service import Service
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None,
@@ -97,17 +97,13 @@ def stock(model: Path) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def ours(model: Path) -> Iterator[httpx.Client]:
     engine = EngineConfig(model, context_tokens=4096, slots=2, threads=1)
-    service = Service(Settings(engine, ServeConfig(port=0), CacheConfig(ram_bytes=1 << 26)))
-    service.start()
-    assert service.wait_loaded(60)
-    try:
-        with (
-            served(create_app(service)) as url,
-            httpx.Client(base_url=url, timeout=60) as client,
-        ):
-            yield client
-    finally:
-        service.stop(lambda _: None)
+    settings = Settings(engine, ServeConfig(port=0), CacheConfig(ram_bytes=1 << 26))
+    with (
+        Running(settings) as run,
+        served(create_app(run.service)) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        yield client
 
 
 def types(value: Any, name: str = "") -> Any:

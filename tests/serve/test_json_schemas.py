@@ -17,10 +17,10 @@ import pytest
 from json_schemas import SCHEMAS
 from loopback import served
 from models import FIRST_BYTE, ModelShelf
+from test_service import Running
 
 from spillcache.config import CacheConfig, EngineConfig, ServeConfig, Settings
 from spillcache.serve.app import create_app
-from spillcache.serve.service import Service
 
 EACH = 50
 SLOTS = 8
@@ -34,17 +34,13 @@ BIASES = {str(FIRST_BYTE + byte): -100 for byte in b" \t\r\n"} | {
 @pytest.fixture(scope="module")
 def ai(gguf_model: ModelShelf) -> Iterator[openai.OpenAI]:
     engine = EngineConfig(gguf_model("llama"), context_tokens=8192, slots=SLOTS, threads=1)
-    service = Service(Settings(engine, ServeConfig(port=0), CacheConfig(ram_bytes=1 << 24)))
-    service.start()
-    assert service.wait_loaded(60)
-    try:
-        with (
-            served(create_app(service)) as url,
-            openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=120) as client,
-        ):
-            yield client
-    finally:
-        service.stop(print)
+    settings = Settings(engine, ServeConfig(port=0), CacheConfig(ram_bytes=1 << 24))
+    with (
+        Running(settings) as run,
+        served(create_app(run.service)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=120) as client,
+    ):
+        yield client
 
 
 def ask(ai: openai.OpenAI, schema: dict[str, Any], seed: int) -> str:
