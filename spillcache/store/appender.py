@@ -85,10 +85,11 @@ class Appender:
         return self._own.segment
 
     def write(
-        self, records: Iterable[tuple[Buffer, ...]], size_bytes: int
+        self, records: Iterable[tuple[Buffer, ...]], size_bytes: int | None
     ) -> tuple[Staging, list[int]]:
         """Hand over records (each given in pieces, padded here) to be written: the stream, which
-        the caller finishes and closes, and their offsets. ``size_bytes``: about what they take.
+        the caller finishes and closes, and their offsets. ``size_bytes``: about what they take;
+        None: more is appended before these are waited for.
 
         Nothing names them, and what is appended next goes to the same place, until ``keep`` is
         told. On an error the caller must ``abandon``: what is on the device is unknown.

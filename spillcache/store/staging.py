@@ -24,7 +24,9 @@ _ZEROS = memoryview(bytes(PAGE_BYTES))
 _FIRST_BYTES = 2 * MIB
 """The first write is short, so that the device has something to do at once."""
 _LAST_BYTES = MIB
-"""The last ones become shorter, down to this, so that little is left to write when all is there."""
+"""The last ones become shorter, down to this, so that little is left to write when all is there:
+where that is waited for, and not while more is appended.
+"""
 
 
 class Staging:
@@ -35,14 +37,14 @@ class Staging:
     """
 
     def __init__(
-        self, files: Files, fd: int, pool: BufferPool, offset: int, size_bytes: int
+        self, files: Files, fd: int, pool: BufferPool, offset: int, size_bytes: int | None
     ) -> None:
-        """``size_bytes``: about how much will come."""
+        """``size_bytes``: about how much will come; None: nobody will wait for its end alone."""
         self._files = files
         self._fd = fd
         self._pool = pool
         self._at = self._start = offset
-        self._end = offset + size_bytes
+        self._end = None if size_bytes is None else offset + size_bytes
         self._buffers = [pool.take(_BUFFER_BYTES)]
         self._buffer = self._buffers[0]
         self._limit = _FIRST_BYTES
@@ -107,8 +109,7 @@ class Staging:
             self._thread.start()
         self._at += self._filled
         self._filled = 0
-        self._limit = min(max((self._end - self._at) // 2, _LAST_BYTES), _BUFFER_BYTES)
-        self._limit = padded(self._limit)
+        self._limit = self._next_bytes()
         if len(self._buffers) < _BUFFERS:
             self._buffer = self._pool.take(_BUFFER_BYTES)
             self._buffers.append(self._buffer)
@@ -116,6 +117,12 @@ class Staging:
             self._buffer = self._free.get()
         if self._error is not None:
             raise self._error
+
+    def _next_bytes(self) -> int:
+        """Of the write after those that were handed over."""
+        if self._end is None:
+            return _BUFFER_BYTES
+        return padded(min(max((self._end - self._at) // 2, _LAST_BYTES), _BUFFER_BYTES))
 
     def _write(self) -> None:
         while (todo := self._todo.get()) is not None:

@@ -171,8 +171,9 @@ class Writer:
 
     def _send(self, job: PutJob, group: list[Outgoing], done: Done, *, more: bool) -> None:
         """Append a group and commit it; aside, if ``more`` is to be appended meanwhile."""
+        aside = more and _sizes(group) > len(group) * _SMALL_BYTES
         try:
-            flight = self._launch(job, group)
+            flight = self._launch(job, group, aside=aside)
         except OSError as error:
             self._land(done)  # what went before is not to blame
             self._give_up()
@@ -180,14 +181,13 @@ class Writer:
             return
         self._land(done, but=flight)
         if flight is not None and flight in self._flights:
-            aside = more and _sizes(flight.group) > len(flight.group) * _SMALL_BYTES
             flight.commit(self._commit, aside=aside)
             if not aside:
                 self._land(done)
 
-    def _launch(self, job: PutJob, group: list[Outgoing]) -> Flight | None:
+    def _launch(self, job: PutJob, group: list[Outgoing], *, aside: bool = False) -> Flight | None:
         """Reserve room for a group, or for as much of it as fits, and append that; None when
-        nothing fits. Raises OSError.
+        nothing fits. ``aside``: more is appended before it is waited for. Raises OSError.
         """
         fitting = self._reserve(job, group)
         flight: Flight | None = None
@@ -197,7 +197,8 @@ class Writer:
             introduce = not self._appender.has_noted(namespace.id)
             pieces = _pieces(namespace if introduce else None, fitting)
             self._torn = True
-            flight.staging, offsets = self._appender.write(pieces, flight.need_bytes)
+            size = None if aside else flight.need_bytes
+            flight.staging, offsets = self._appender.write(pieces, size)
             self._torn = False
             self._appender.noted(namespace.id)
             for record, offset in zip(fitting, offsets[introduce:], strict=True):

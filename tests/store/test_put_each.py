@@ -72,8 +72,8 @@ def test_one_is_appended_while_the_one_before_is_committed(tmp_path, files, monk
 
     real = store._opened.writer._launch
 
-    def launch(job, group):
-        flight = real(job, group)
+    def launch(job, group, **how):
+        flight = real(job, group, **how)
         if group[0].source.block == wanted[1][0].block:
             written.set()
         return flight

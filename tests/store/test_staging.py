@@ -38,10 +38,13 @@ def files():
     return Counting()
 
 
-def write(files, path, pieces, start=4096, size=None):
+KNOWN = -1
+
+
+def write(files, path, pieces, start=4096, size=KNOWN):
     fd = files.create(path)
     pool = BufferPool(64 * MIB)
-    size = sum(map(len, pieces)) if size is None else size
+    size = sum(map(len, pieces)) if size == KNOWN else size
     staging = Staging(files, fd, pool, start, size)
     try:
         for piece in pieces:
@@ -69,7 +72,7 @@ def test_the_file_holds_what_was_added(tmp_path_factory, sizes):
     assert end == 4096 + len(expected)
 
 
-@pytest.mark.parametrize("size", [0, MIB, 39 * MIB, 400 * MIB])
+@pytest.mark.parametrize("size", [0, MIB, 39 * MIB, 400 * MIB, None])
 def test_a_size_that_is_not_what_comes_is_no_harm(tmp_path, files, size):
     pieces = [payload(n, MIB + 5) for n in range(40)]
     write(files, tmp_path / "file", pieces, size=size)
@@ -93,6 +96,11 @@ def test_a_short_stream_needs_no_thread_and_a_long_one_has_its_own(tmp_path, fil
     assert sum(sizes) == 40
     assert files.syncs == 2
     assert not [t for t in threading.enumerate() if t.name == "spillcache-write"]
+
+
+def test_a_stream_that_another_follows_ends_in_long_writes(tmp_path, files):
+    write(files, tmp_path / "long", [b"x" * MIB] * 40, size=None)
+    assert [size / MIB for _, size, _ in files.writes] == [2, 6, 6, 6, 6, 6, 6, 2]
 
 
 @pytest.mark.parametrize("fail_at", [0, 1, 3, 4])
