@@ -1,5 +1,6 @@
-"""Blocks' attention state on its way into a sequence: through the spare one, which llama.cpp fills
-from one long piece of memory. Engine's thread.
+"""Blocks' attention state on its way into a sequence. llama.cpp replaces a whole sequence by what it
+reads, so only the first goes straight there, and what follows through the spare one. Engine's
+thread.
 """
 
 from collections.abc import Sequence
@@ -40,20 +41,27 @@ class LlamaImport:
         """
         if first_windows and self._state.blank is not None:
             self._lay_out_windows(sequence, start, self._state.blank)
+        if start == 0:
+            self._set(sequence, states, memory)
+            return
         try:
-            if memory is None:
-                self._memory.write(self._spare, self._pieces(states))
-            else:
-                memory[:HEADER_BYTES] = header(self._spare)
-                self._memory.set(self._spare, memory, len(memory))
+            self._set(self._spare, states, memory)
             self._memory.copy(self._spare, sequence)
         finally:  # what was half written must not be in the next block
             self._memory.drop(self._spare)
 
-    def _pieces(self, states: Sequence[BlockState]) -> list[Buffer]:
+    def _set(self, sequence: int, states: Sequence[BlockState], memory: memoryview | None) -> None:
+        """Replace a sequence by ``states``."""
+        if memory is None:
+            self._memory.write(sequence, self._pieces(sequence, states))
+        else:
+            memory[:HEADER_BYTES] = header(sequence)
+            self._memory.set(sequence, memory, len(memory))
+
+    def _pieces(self, sequence: int, states: Sequence[BlockState]) -> list[Buffer]:
         """Of one blob with all ``states``."""
         state = self._state
-        pieces: list[Buffer] = [header(self._spare)]
+        pieces: list[Buffer] = [header(sequence)]
         if state.kv is not None:
             pieces += state.kv.joined([each[Part.KV] for each in states])
         if state.recurrent is not None:

@@ -16,6 +16,8 @@ from spillcache.state import Buffer
 PARTIAL_ONLY = 1
 """LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: header and second section."""
 _FIRST_BYTES = 1 << 20
+_GROWTH_BYTES = 4 << 20
+"""The most that our buffer grows by beyond what is needed."""
 
 
 class LlamaMemory:
@@ -113,4 +115,5 @@ class LlamaMemory:
     def _grow(self, size: int) -> None:
         if size > len(self._buffer):
             # A new one, not a resize: views of the old one may still be held.
-            self._buffer = self._buffer + bytes(max(size - len(self._buffer), len(self._buffer)))
+            more = min(len(self._buffer), _GROWTH_BYTES)
+            self._buffer = self._buffer + bytes(max(size - len(self._buffer), more))

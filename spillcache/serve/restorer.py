@@ -36,9 +36,11 @@ though each of its blocks was in time.
 """
 SLOW = "slow"
 """Why tokens are computed that a tier holds: that is quicker."""
-RUN_BYTES = 8 * MIB
-"""So much is imported at once, if it is there; it takes about half of SLICE_S."""
-RUN_BLOCKS = 128
+RUN_BYTES = 32 * MIB
+"""So much is imported at once, if it is there and nobody else waits; it takes one or two SLICE_S.
+The first goes straight into the sequence, the others on a detour.
+"""
+RUN_BLOCKS = 256
 """And no more blocks: of a model without kv most have no bytes at all."""
 ATTEMPTS = 3
 """The first and two more without what failed; then cold."""

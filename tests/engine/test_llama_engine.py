@@ -344,6 +344,36 @@ def test_a_block_that_is_only_kv_goes_out_and_in_where_it_lies(gguf_model: Model
     engine.close()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_first_block_that_is_half_taken_leaves_nothing(
+    gguf_model: ModelShelf, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes straight into the sequence, which may then have one of its two sections: once it is
+    cleared, nothing is left of that.
+    """
+    engine, wanted, tail = open_engine(model_of(gguf_model, kind)), tokens(3 * SIZE), tokens(9, 2)
+    saved = prefill(engine, 0, wanted)
+    expected = go_on(engine, 0, tail)
+    take = engine._memory.set
+
+    def half(*args: Any) -> None:
+        take(*args)
+        raise StateRejected("the second section was not taken")
+
+    engine.clear(0)
+    with monkeypatch.context() as patch, pytest.raises(StateRejected):
+        patch.setattr(engine._memory, "set", half)
+        restore(engine, 0, saved)
+    engine.clear(0)
+    assert engine._memory.oldest(0) == -1
+    prefill(engine, 0, wanted)
+    assert alike(go_on(engine, 0, tail), expected)
+    engine.clear(0)
+    restore(engine, 0, saved)
+    assert alike(go_on(engine, 0, tail), expected)
+    engine.close()
+
+
 @pytest.mark.parametrize("kind", ["gemma3", "lfm2", "mamba"])
 def test_a_block_with_other_parts_does_not(gguf_model: ModelShelf, kind: str) -> None:
     engine = open_engine(model_of(gguf_model, kind))
