@@ -160,11 +160,10 @@ class PrefixCache:
                 return True
         if not self.disk.usable:
             return False
-        if later and any(self.disk.find(chain, later) or ()):
-            return True
-        return any(
+        found, after = self.disk.find_next(chain, later, places)
+        return any(found) or any(
             block * chain.block_tokens + tail_count(entries) > above
-            for block, entries in self.disk.find_tails(chain, places, ()).items()
+            for block, entries in after.items()
         )
 
     def _steps(
@@ -286,10 +285,11 @@ class PrefixCache:
         """Whether RAM lacks a part of block ``block``, so that exporting it is worth the copy."""
         with self._lock:
             known = self._ram.get(chain.hash_of(block))
-        if known is None:
-            return True
-        parts = self.geometry.parts
-        return any(p not in known.parts for p in parts if boundary or p is not Part.BOUNDARY)
+            return known is None or self._lacks(known, boundary=boundary)
+
+    def _lacks(self, block: RamBlock, *, boundary: bool = False) -> bool:
+        wanted = self.geometry.parts
+        return any(p not in block.parts for p in wanted if boundary or p is not Part.BOUNDARY)
 
     @property
     def room_bytes(self) -> int:
@@ -307,9 +307,10 @@ class PrefixCache:
         finally:
             self._unpin_all([known] if known is not None else [])
 
-    def offer(self, chain: Chain, block: int, state: BlockState) -> None:
+    def offer(self, chain: Chain, block: int, state: BlockState) -> bool:
         """Keep a copy of the state of whole block ``block`` of ``chain``, or, after the last, of
-        its tail; the caller keeps its buffers.
+        its tail; the caller keeps its buffers. Whether RAM has all of it now, but maybe for a
+        boundary.
 
         Never waits for the disk: what finds no room is dropped and counted. A tail with a part
         missing serves nobody and is not kept; of one parent's tails the last few are. One that the
@@ -318,19 +319,19 @@ class PrefixCache:
         """
         is_tail = block == chain.blocks
         if not state or (is_tail and not state.keys() >= set(self.geometry.parts)):
-            return
+            return False
         name, tail = chain.hash_of(block), b""
         if is_tail:
-            tail = chain.tail_tokens(block, chain.block_tokens).astype("<u4").tobytes()
+            tail = chain.tail_tokens(block, chain.block_tokens).tobytes()
         size, now = sum(len(payload) for payload in state.values()), time.monotonic()
         with self._lock:
             known = self._ram.get(name)
             if known is not None and known.leaving:
-                return
+                return not self._lacks(known)
             entry = known or RamBlock(chain.namespace, name, chain.parent(block), block, tail=tail)
             if not self._make_room(size, entry):
                 self._metrics.dropped_blocks.labels("ram", "full").inc()
-                return
+                return known is not None and not self._lacks(known)
             if not entry.unsaved:
                 entry.dirty_since = now
             entry.last_use = now
@@ -343,6 +344,7 @@ class PrefixCache:
                     self._ram.remove(old)
             if is_tail:
                 self._ends.add(entry.parent, name, entry.tail_tokens)
+            return not self._lacks(entry)
 
     def _make_room(self, size: int, keep: RamBlock) -> bool:
         """Evict until ``size`` bytes fit; False when that can't be.

@@ -12,7 +12,7 @@ from spillcache.cache.ram import RamBlock, RamTier
 from spillcache.cache.restore import Step
 from spillcache.chain import BlockHash, Chain
 from spillcache.state import Part
-from spillcache.store.block_store import BlockStore, Entry
+from spillcache.store.block_store import Entry
 from spillcache.store.tails import MOST_TAILS
 
 _MOST_ENDS = 4096
@@ -72,18 +72,17 @@ def in_ram(
     return found
 
 
-def on_disk(
-    store: BlockStore,
+def whole_tails(
+    tails: Sequence[Sequence[Mapping[Part, Entry]]],
     chain: Chain,
     places: Sequence[int],
-    parts: Sequence[Part],
+    parts: Collection[Part],
     without: Collection[BlockHash],
 ) -> dict[int, Mapping[Part, Entry]]:
-    """As ``in_ram``, of those that are whole; one lookup, without payload I/O. Raises
-    StoreError.
+    """As ``in_ram``, of what the disk was found to have after each of ``places`` blocks
+    (``tails``), as far as it is whole.
     """
     found: dict[int, Mapping[Part, Entry]] = {}
-    tails = store.tails(chain.namespace.id, [chain.parent(block) for block in places])
     for block, known in zip(places, tails, strict=True):
         for entries in known:
             name, count = next(iter(entries.values())).block, tail_count(entries)
@@ -126,7 +125,8 @@ def outgrown(ram: RamTier, chain: Chain) -> list[RamBlock]:
     """Tails of earlier turns of ``chain`` that are not on disk; under the lock of ``ram``."""
     return [
         tail
-        for block in range(chain.blocks + 1)
-        for tail in ram.tails(chain.parent(block))
-        if tail.unsaved and goes_on(chain, block, tail.hash, tail.tail_tokens)
+        for tail in ram.unsaved_tails()
+        if tail.index <= chain.blocks
+        and tail.parent == chain.parent(tail.index)
+        and goes_on(chain, tail.index, tail.hash, tail.tail_tokens)
     ]

@@ -57,9 +57,8 @@ class Keeper:
         size = self._engine.geometry.block_tokens
         for block in range(start // size, stop // size):
             at_end = boundary and (block + 1) * size == stop
-            if self._cache.wants(chain, block, boundary=at_end):
-                self._keep_block(slot, chain, block, boundary=at_end)
-            if not self._cache.wants(chain, block):
+            wanted = self._cache.wants(chain, block, boundary=at_end)
+            if not wanted or self._keep_block(slot, chain, block, boundary=at_end):
                 # Recurrent state stands for all that precedes it.
                 first = block * size if self._engine.geometry.has_kv else 0
                 job.count_kept(first, (block + 1) * size)
@@ -74,17 +73,18 @@ class Keeper:
             self.keep(slot, 0, live, boundary=whole)
         slot.unkept = not stores
 
-    def _keep_block(self, slot: Slot, chain: Chain, block: int, *, boundary: bool) -> None:
+    def _keep_block(self, slot: Slot, chain: Chain, block: int, *, boundary: bool) -> bool:
+        """Whether RAM has it now, but maybe for the boundary."""
         try:
             state = dict(self._engine.export(slot.index, block, boundary=boundary))
         except StateRejected as error:
             log.warning("a block was not kept: %s", error)
-            return
+            return not self._cache.wants(chain, block)
         if slot.phase is Phase.DECODE and Part.BOUNDARY in state and not self._on_stride(block):
             # Only the last one of an answer is worth its bytes: it is kept when the turn ends.
             slot.keep_boundary(block, state)
             del state[Part.BOUNDARY]
-        self._cache.offer(chain, block, state)
+        return self._cache.offer(chain, block, state)
 
     def _on_stride(self, block: int) -> bool:
         stride = self._engine.geometry.boundary_stride
