@@ -41,15 +41,14 @@ class DiskTier:
         return None
 
     def find_next(
-        self, chain: Chain, hashes: list[BlockHash], places: Sequence[int]
+        self, chain: Chain, hashes: list[BlockHash], part: Part, places: Sequence[int]
     ) -> tuple[Sequence[Mapping[Part, Entry]], dict[int, Mapping[Part, Entry]]]:
-        """As ``find`` and ``find_tails`` in one lookup; nothing when it fails."""
-        parts = self._geometry.parts
+        """As ``find``, of one part, and ``find_tails`` in one lookup; nothing when it fails."""
         try:
             if self._store is not None:
                 parents = [chain.parent(block) for block in places]
-                found, tails = self._store.find_next(chain.namespace.id, hashes, parts, parents)
-                return found, whole_tails(tails, chain, places, parts, ())
+                found, tails = self._store.find_next(chain.namespace.id, hashes, (part,), parents)
+                return found, whole_tails(tails, chain, places, self._geometry.parts, ())
         except StoreError as error:
             self.failed(error)
         return [], {}

@@ -24,7 +24,7 @@ from spillcache.cache.ram import RamBlock, RamTier
 from spillcache.cache.restore import RestoreStream, Source, Step
 from spillcache.cache.spare import Spare
 from spillcache.cache.spill import HANG_S, STEP_S, Flushed, Progress, Spiller
-from spillcache.cache.tails import Ends, in_ram, longest, outgrown, tail_count
+from spillcache.cache.tails import Ends, in_ram, is_tail_of, longest, outgrown, tail_count
 from spillcache.cache.watch import Trouble, Watch
 from spillcache.cache.worth import Verdict
 from spillcache.chain import BlockHash, Chain
@@ -146,10 +146,11 @@ class PrefixCache:
         """Whether a tier has a block, or a tail, that every prefix of more than ``above`` tokens
         needs.
         """
-        # With kv that is the very next block; without, any later one's boundary will do.
+        # With kv that is the very next block's; without, any later one's boundary will do.
         first = above // chain.block_tokens
-        later = hashes[first : first + 1] if self.geometry.has_kv else hashes[first:]
-        places = [first] if self.geometry.has_kv else range(first, len(hashes) + 1)
+        has_kv = self.geometry.has_kv
+        later = hashes[first : first + 1] if has_kv else hashes[first:]
+        places = [first] if has_kv else range(first, len(hashes) + 1)
         with self._lock:
             if any(self._ram.get(h) is not None for h in later):
                 return True
@@ -160,7 +161,8 @@ class PrefixCache:
                 return True
         if not self.disk.usable:
             return False
-        found, after = self.disk.find_next(chain, later, places)
+        part = Part.KV if has_kv else Part.BOUNDARY
+        found, after = self.disk.find_next(chain, later, part, places)
         return any(found) or any(
             block * chain.block_tokens + tail_count(entries) > above
             for block, entries in after.items()
@@ -390,16 +392,29 @@ class PrefixCache:
         """Count a use of a whole conversation, when its turn is over: it is the last to be
         evicted. Tails of its earlier turns are not worth a write any more.
         """
-        hashes, tail = chain.hashes, chain.hash_of(chain.blocks)
+        hashes = chain.hashes
         with self._lock:
             for old in outgrown(self._ram, chain):
                 if not old.leaving:
                     self._ram.saved(old, *old.parts)
-            tails = [tail] if self._ram.get(tail) is not None else []
+            tails = [
+                tail.hash
+                for tail in self._ram.tails(chain.parent(chain.blocks))
+                if is_tail_of(chain, tail)
+            ]
             reused = min(self._ram.touch([*hashes, *tails], time.monotonic()), len(hashes))
             ahead_s = self._ram.order.ahead_s
         # What was used before stays longer: the deepest such block, for all before it.
         self.disk.touch(chain, tails, {len(hashes): 0.0} | {reused: ahead_s})
+
+    def used_tail(self, chain: Chain) -> None:
+        """Count a use of the chain's tail alone, which was offered after ``used`` was told of its
+        turn.
+        """
+        tail = chain.hash_of(chain.blocks)
+        with self._lock:
+            self._ram.touch([tail], time.monotonic())
+        self.disk.touch(chain, [tail], {})
 
     # Care.
 

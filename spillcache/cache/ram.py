@@ -193,21 +193,11 @@ class RamTier:
         How many of its blocks were used before, as far as RAM knows: all but those at its end that
         are here and new.
         """
-        reused = len(chain)
-        pauses: list[float] = []
-        for index in range(len(chain) - 1, -1, -1):
-            block = self._blocks.get(chain[index])
-            if block is None or block.leaving:
-                continue
-            block.last_use = now
-            last = self.order.use(block.hash, now)
-            if last is not None:
-                pauses.append(now - last)
-            elif index == reused - 1:
-                reused = index
-        if pauses:
-            self.order.pause.after(sum(pauses) / len(pauses), len(pauses))
-        return reused
+        for name in chain:
+            block = self._blocks.get(name)
+            if block is not None and not block.leaving:
+                block.last_use = now
+        return self.order.use_chain(chain, now)
 
     def victim(self) -> RamBlock | None:
         """The block to evict next: the first in order without children here, unpinned."""

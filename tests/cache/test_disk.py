@@ -8,6 +8,7 @@ from spillcache.cache.disk import DiskTier
 from spillcache.chain import Chain
 from spillcache.errors import CorruptBlock, ObjectMissing, StoreIOError
 from spillcache.metrics import Metrics
+from spillcache.state import Part
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def test_without_a_store_there_is_nothing(chain: Chain, metrics: Metrics) -> Non
     assert not disk.usable
     assert disk.find(chain, chain.hashes) is None
     assert disk.find_tails(chain, [0, 1], ()) == {}
-    assert disk.find_next(chain, chain.hashes, [0, 1]) == ([], {})
+    assert disk.find_next(chain, chain.hashes, Part.KV, [0, 1]) == ([], {})
     assert disk.pin([]) is None
     disk.touch(chain, [], {2: 0.0})
 
@@ -39,7 +40,7 @@ def test_what_fails_is_a_miss_and_then_a_pause(
     assert disk.find(chain, chain.hashes) is None
     assert disk.find_tails(chain, [0, 1], ()) == {}
     assert disk.usable
-    assert disk.find_next(chain, chain.hashes, [0, 1]) == ([], {})
+    assert disk.find_next(chain, chain.hashes, Part.KV, [0, 1]) == ([], {})
     assert sample(metrics, "errors_total", code=StoreIOError.code) == FAILURES
     assert not disk.usable
 
