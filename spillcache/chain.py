@@ -11,6 +11,7 @@ and named, in a few pages rather than in one per block. Pure functions: any thre
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import NewType
 
 import numpy as np
@@ -31,6 +32,7 @@ _TOKEN = np.dtype("<u4")
 ROOT_CONTEXT = "spillcache v1 chain root"
 
 
+@lru_cache(maxsize=256)
 def chain_root(namespace_digest: bytes, salt: bytes = b"") -> BlockHash:
     """The hash before the first block: a namespace (32-byte digest) and a tenant's salt, if any."""
     if len(namespace_digest) != HASH_BYTES:

@@ -193,8 +193,7 @@ class RamTier:
         How many of its blocks were used before, as far as RAM knows: all but those at its end that
         are here and new.
         """
-        for name in chain:
-            block = self._blocks.get(name)
+        for block in map(self._blocks.get, chain):
             if block is not None and not block.leaving:
                 block.last_use = now
         return self.order.use_chain(chain, now)
