@@ -217,7 +217,9 @@ def test_above_a_resident_conversation_one_block_is_looked_up(
     asked: list[Sequence[bytes]] = []
     real = store.find_next
     monkeypatch.setattr(
-        store, "find_next", lambda ns, blocks, *args: asked.append(blocks) or real(ns, blocks, *args)
+        store,
+        "find_next",
+        lambda ns, blocks, *args: asked.append(blocks) or real(ns, blocks, *args),
     )
     finds = store.finds
     assert cache.match(c, above=6 * BLOCK).blocks == 0
