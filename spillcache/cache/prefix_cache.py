@@ -361,10 +361,12 @@ class PrefixCache:
             if parent is None:
                 return False
             held.append(parent)
+        if self._fits(size):
+            return True
         for block in held:
             block.pins += 1
         try:
-            while self._ram.used_bytes - self._waiting_bytes + size > self._resident_bytes:
+            while not self._fits(size):
                 if self.spare.go():
                     continue
                 victim = self._ram.victim()
@@ -375,6 +377,9 @@ class PrefixCache:
             for block in held:
                 self._ram.unpin(block)
         return True
+
+    def _fits(self, size: int) -> bool:
+        return self._ram.used_bytes - self._waiting_bytes + size <= self._resident_bytes
 
     @property
     def _waiting_bytes(self) -> int:
@@ -402,7 +407,8 @@ class PrefixCache:
                 for tail in self._ram.tails(chain.parent(chain.blocks))
                 if is_tail_of(chain, tail)
             ]
-            reused = min(self._ram.touch([*hashes, *tails], time.monotonic()), len(hashes))
+            used = [*hashes, *tails] if tails else hashes
+            reused = min(self._ram.touch(used, time.monotonic()), len(hashes))
             ahead_s = self._ram.order.ahead_s
         # What was used before stays longer: the deepest such block, for all before it.
         self.disk.touch(chain, tails, {len(hashes): 0.0} | {reused: ahead_s})

@@ -60,13 +60,14 @@ class Keeper:
 
         ``boundary``: whether the recurrent state at ``stop`` is wanted, too.
         """
-        chain, job = slot.chain, slot.job
-        if chain is None or job is None or not self._ours(chain):
-            return
-        if not job.request.stores:
-            return
         size = self._engine.geometry.block_tokens
-        for block in range(start // size, stop // size):
+        completed = range(start // size, stop // size)
+        chain, job = slot.chain, slot.job
+        if not completed or chain is None or job is None:
+            return
+        if not job.request.stores or not self._ours(chain):
+            return
+        for block in completed:
             at_end = boundary and (block + 1) * size == stop
             wanted = self._cache.wants(chain, block, boundary=at_end)
             if not wanted or self._keep_block(slot, chain, block, boundary=at_end):
