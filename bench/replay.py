@@ -98,15 +98,11 @@ class Chosen:
         self._order: Order[int] = Order()
 
     def use(self, uses: Sequence[Use]) -> None:
-        pauses = []
         for use in reversed(uses):
             if use.block not in self._order:
                 self._order.add(use.block, use.second)
-            before = self._order.use(use.block, use.second)
-            if before is not None:
-                pauses.append(use.second - before)
-        if pauses:
-            self._order.pause.after(sum(pauses) / len(pauses), len(pauses))
+        if uses:
+            self._order.use_chain([use.block for use in uses], uses[0].second)
 
     def victim(self, may_go: Callable[[int], bool]) -> int | None:
         return self._order.first(may_go)

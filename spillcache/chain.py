@@ -11,6 +11,7 @@ and named, in a few pages rather than in one per block. Pure functions: any thre
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import NewType
 
 import numpy as np
@@ -18,6 +19,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from spillcache.namespace import Namespace
+from spillcache.state import Buffer
 
 BlockHash = NewType("BlockHash", bytes)
 """32 bytes; a type of its own, so that it can't be confused with another digest."""
@@ -26,9 +28,11 @@ HASH_BYTES = 32
 NEIGHBOURS = 64
 """So many blocks of a chain have names that begin alike."""
 _SHARED_BYTES = 4
+_TOKEN = np.dtype("<u4")
 ROOT_CONTEXT = "spillcache v1 chain root"
 
 
+@lru_cache(maxsize=256)
 def chain_root(namespace_digest: bytes, salt: bytes = b"") -> BlockHash:
     """The hash before the first block: a namespace (32-byte digest) and a tenant's salt, if any."""
     if len(namespace_digest) != HASH_BYTES:
@@ -40,8 +44,13 @@ def block_hash(parent: BlockHash, tokens: NDArray[np.uint32]) -> BlockHash:
     """The name of a tail: of a last block's ``tokens``, too few for a whole one, after ``parent``,
     whose neighbour it is.
     """
-    data = parent + tokens.astype("<u4", copy=False).tobytes() + bytes(4)
-    return BlockHash(parent[:_SHARED_BYTES] + blake3(data).digest()[_SHARED_BYTES:])
+    return _tail_hash(parent, tokens.astype(_TOKEN, copy=False).tobytes())
+
+
+def _tail_hash(parent: BlockHash, tokens: Buffer) -> BlockHash:
+    """As ``block_hash``; ``tokens``: u32 little-endian."""
+    digest = blake3(parent + tokens + bytes(4)).digest()
+    return BlockHash(parent[:_SHARED_BYTES] + digest[_SHARED_BYTES:])
 
 
 def chain_hashes(
@@ -59,7 +68,7 @@ def chain_hashes(
     media in it. Raises ValueError for token ids outside u32.
     """
     ids = as_tokens(tokens)
-    whole = ids[: len(ids) // block_tokens * block_tokens].astype("<u4", copy=False).tobytes()
+    whole = ids[: len(ids) // block_tokens * block_tokens].astype(_TOKEN, copy=False).tobytes()
     width = 4 * block_tokens
     out: list[BlockHash] = []
     shared = parent[:_SHARED_BYTES]
@@ -81,7 +90,7 @@ class Chain:
     begin with the same tokens; what they share is compared, which is quicker than hashing it again.
     """
 
-    __slots__ = ("_buffer", "_length", "block_tokens", "hashes", "namespace", "root")
+    __slots__ = ("_buffer", "_length", "_tails", "block_tokens", "hashes", "namespace", "root")
 
     def __init__(
         self,
@@ -95,7 +104,11 @@ class Chain:
         self.block_tokens = block_tokens
         self.root = chain_root(namespace.digest, salt)
         self.hashes: list[BlockHash] = []
-        self._buffer = np.empty(max(256, len(tokens)), np.uint32)
+        self._tails: dict[tuple[int, int], BlockHash] = {}
+        """By block and count, the tails that were named since the last token: each is asked for
+        several times.
+        """
+        self._buffer = np.empty(max(256, len(tokens)), _TOKEN)
         self._length = 0
         self._append(as_tokens(tokens))
         for other in relatives:
@@ -124,12 +137,19 @@ class Chain:
 
     def tail(self, block: int, count: int) -> BlockHash:
         """The hash of the tail of ``count`` tokens that follow the first ``block`` blocks."""
-        return block_hash(self.parent(block), self.tail_tokens(block, count))
+        name = self._tails.get((block, count))
+        if name is None:
+            tokens = self.tail_tokens(block, count).tobytes()
+            name = _tail_hash(self.parent(block), tokens)
+            self._tails[block, count] = name
+        return name
 
     def tail_tokens(self, block: int, count: int) -> NDArray[np.uint32]:
-        """The ``count`` tokens that follow the first ``block`` blocks; as ``tokens``."""
+        """The up to ``count`` tokens that follow the first ``block`` blocks; as ``tokens``. In
+        memory they are u32 little-endian.
+        """
         start = block * self.block_tokens
-        return self.tokens[start : start + count]
+        return self._buffer[start : min(start + count, self._length)]
 
     def hash_of(self, block: int) -> BlockHash:
         """The hash of block ``block``: of a whole one, or, after the last, of the chain's tail."""
@@ -152,6 +172,8 @@ class Chain:
             self._grow(self._length + 1)
         self._buffer[self._length] = token
         self._length += 1
+        if self._tails:
+            self._tails = {}
         if not self._length % self.block_tokens:
             self._hash()
 
@@ -160,10 +182,10 @@ class Chain:
         if end > len(self._buffer):
             self._grow(end)
         self._buffer[self._length : end] = ids
-        self._length = end
+        self._length, self._tails = end, {}
 
     def _grow(self, length: int) -> None:
-        grown = np.empty(max(length, 2 * len(self._buffer)), np.uint32)
+        grown = np.empty(max(length, 2 * len(self._buffer)), _TOKEN)
         grown[: self._length] = self.tokens
         self._buffer = grown
 
@@ -175,14 +197,17 @@ class Chain:
 
     def truncate(self, length: int) -> None:
         """Forget all tokens from ``length`` on."""
-        self._length = min(length, self._length)
+        self._length, self._tails = min(length, self._length), {}
         del self.hashes[self._length // self.block_tokens :]
 
     def shared(self, tokens: NDArray[np.uint32]) -> int:
         """How many leading tokens are the same as those of ``tokens``."""
         count = min(self._length, len(tokens))
-        differ = self._buffer[:count] != tokens[:count]
-        return int(differ.argmax()) if differ.any() else count
+        mine, theirs = self._buffer[:count], tokens[:count]
+        # As a rule all are; told by their bytes, that is quicker where the caches are cold.
+        if mine.tobytes() == theirs.astype(_TOKEN, copy=False).tobytes():
+            return count
+        return int((mine != theirs).argmax())
 
 
 def as_tokens(tokens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.uint32]:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from spillcache.cache.breaker import Breaker
 from spillcache.cache.restore import Step
-from spillcache.cache.tails import on_disk
+from spillcache.cache.tails import whole_tails
 from spillcache.chain import BlockHash, Chain
 from spillcache.errors import CorruptBlock, ObjectMissing, SpillcacheError, StoreError
 from spillcache.metrics import Metrics
@@ -40,13 +40,28 @@ class DiskTier:
             self.failed(error)
         return None
 
+    def find_next(
+        self, chain: Chain, hashes: list[BlockHash], part: Part, places: Sequence[int]
+    ) -> tuple[Sequence[Mapping[Part, Entry]], dict[int, Mapping[Part, Entry]]]:
+        """As ``find``, of one part, and ``find_tails`` in one lookup; nothing when it fails."""
+        try:
+            if self._store is not None:
+                parents = [chain.parent(block) for block in places]
+                found, tails = self._store.find_next(chain.namespace.id, hashes, (part,), parents)
+                return found, whole_tails(tails, chain, places, self._geometry.parts, ())
+        except StoreError as error:
+            self.failed(error)
+        return [], {}
+
     def find_tails(
         self, chain: Chain, places: Sequence[int], without: Collection[BlockHash]
     ) -> dict[int, Mapping[Part, Entry]]:
         """What the disk has of tails after ``places`` blocks; nothing when it fails."""
         try:
             if self._store is not None and places:
-                return on_disk(self._store, chain, places, self._geometry.parts, without)
+                parents = [chain.parent(block) for block in places]
+                tails = self._store.tails(chain.namespace.id, parents)
+                return whole_tails(tails, chain, places, self._geometry.parts, without)
         except StoreError as error:
             self.failed(error)
         return {}

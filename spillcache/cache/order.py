@@ -14,7 +14,7 @@ so made room for them, asks for fewer. Where nothing is used twice this is plain
 import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -101,6 +101,31 @@ class Order(Generic[K]):
         before, used = queue.pop(key)
         (self._again if used else self._once)[key] = (now, True)
         return before if used else None
+
+    def use_chain(self, keys: Sequence[K], now: float) -> int:
+        """As ``use`` of each that is here, the last first, and their mean pause.
+
+        How many come before the new ones at the end: those that are here and were not used yet.
+        """
+        # Every turn uses all of a conversation, which has hundreds: no call for each.
+        once, again, entry = self._once, self._again, (now, True)
+        before, count, known = 0.0, 0, len(keys)
+        for index in range(len(keys) - 1, -1, -1):
+            key = keys[index]
+            found = again.pop(key, None) or once.pop(key, None)
+            if found is None:
+                continue
+            if found[1]:
+                again[key] = entry
+                before += found[0]
+                count += 1
+            else:
+                once[key] = entry
+                if index == known - 1:
+                    known = index
+        if count:
+            self.pause.after(now - before / count, count)
+        return known
 
     def latest(self, most: int) -> list[K]:
         """Up to ``most`` keys, those that were used last first."""

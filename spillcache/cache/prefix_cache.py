@@ -24,7 +24,7 @@ from spillcache.cache.ram import RamBlock, RamTier
 from spillcache.cache.restore import RestoreStream, Source, Step
 from spillcache.cache.spare import Spare
 from spillcache.cache.spill import HANG_S, STEP_S, Flushed, Progress, Spiller
-from spillcache.cache.tails import Ends, in_ram, longest, outgrown, tail_count
+from spillcache.cache.tails import Ends, in_ram, is_tail_of, longest, outgrown, tail_count
 from spillcache.cache.watch import Trouble, Watch
 from spillcache.cache.worth import Verdict
 from spillcache.chain import BlockHash, Chain
@@ -146,10 +146,11 @@ class PrefixCache:
         """Whether a tier has a block, or a tail, that every prefix of more than ``above`` tokens
         needs.
         """
-        # With kv that is the very next block; without, any later one's boundary will do.
+        # With kv that is the very next block's; without, any later one's boundary will do.
         first = above // chain.block_tokens
-        later = hashes[first : first + 1] if self.geometry.has_kv else hashes[first:]
-        places = [first] if self.geometry.has_kv else range(first, len(hashes) + 1)
+        has_kv = self.geometry.has_kv
+        later = hashes[first : first + 1] if has_kv else hashes[first:]
+        places = [first] if has_kv else range(first, len(hashes) + 1)
         with self._lock:
             if any(self._ram.get(h) is not None for h in later):
                 return True
@@ -160,11 +161,11 @@ class PrefixCache:
                 return True
         if not self.disk.usable:
             return False
-        if later and any(self.disk.find(chain, later) or ()):
-            return True
-        return any(
+        part = Part.KV if has_kv else Part.BOUNDARY
+        found, after = self.disk.find_next(chain, later, part, places)
+        return any(found) or any(
             block * chain.block_tokens + tail_count(entries) > above
-            for block, entries in self.disk.find_tails(chain, places, ()).items()
+            for block, entries in after.items()
         )
 
     def _steps(
@@ -286,10 +287,11 @@ class PrefixCache:
         """Whether RAM lacks a part of block ``block``, so that exporting it is worth the copy."""
         with self._lock:
             known = self._ram.get(chain.hash_of(block))
-        if known is None:
-            return True
-        parts = self.geometry.parts
-        return any(p not in known.parts for p in parts if boundary or p is not Part.BOUNDARY)
+            return known is None or self._lacks(known, boundary=boundary)
+
+    def _lacks(self, block: RamBlock, *, boundary: bool = False) -> bool:
+        wanted = self.geometry.parts
+        return any(p not in block.parts for p in wanted if boundary or p is not Part.BOUNDARY)
 
     @property
     def room_bytes(self) -> int:
@@ -307,9 +309,10 @@ class PrefixCache:
         finally:
             self._unpin_all([known] if known is not None else [])
 
-    def offer(self, chain: Chain, block: int, state: BlockState) -> None:
+    def offer(self, chain: Chain, block: int, state: BlockState) -> bool:
         """Keep a copy of the state of whole block ``block`` of ``chain``, or, after the last, of
-        its tail; the caller keeps its buffers.
+        its tail; the caller keeps its buffers. Whether RAM has all of it now, but maybe for a
+        boundary.
 
         Never waits for the disk: what finds no room is dropped and counted. A tail with a part
         missing serves nobody and is not kept; of one parent's tails the last few are. One that the
@@ -318,19 +321,19 @@ class PrefixCache:
         """
         is_tail = block == chain.blocks
         if not state or (is_tail and not state.keys() >= set(self.geometry.parts)):
-            return
+            return False
         name, tail = chain.hash_of(block), b""
         if is_tail:
-            tail = chain.tail_tokens(block, chain.block_tokens).astype("<u4").tobytes()
+            tail = chain.tail_tokens(block, chain.block_tokens).tobytes()
         size, now = sum(len(payload) for payload in state.values()), time.monotonic()
         with self._lock:
             known = self._ram.get(name)
             if known is not None and known.leaving:
-                return
+                return not self._lacks(known)
             entry = known or RamBlock(chain.namespace, name, chain.parent(block), block, tail=tail)
             if not self._make_room(size, entry):
                 self._metrics.dropped_blocks.labels("ram", "full").inc()
-                return
+                return known is not None and not self._lacks(known)
             if not entry.unsaved:
                 entry.dirty_since = now
             entry.last_use = now
@@ -343,6 +346,7 @@ class PrefixCache:
                     self._ram.remove(old)
             if is_tail:
                 self._ends.add(entry.parent, name, entry.tail_tokens)
+            return not self._lacks(entry)
 
     def _make_room(self, size: int, keep: RamBlock) -> bool:
         """Evict until ``size`` bytes fit; False when that can't be.
@@ -357,10 +361,12 @@ class PrefixCache:
             if parent is None:
                 return False
             held.append(parent)
+        if self._fits(size):
+            return True
         for block in held:
             block.pins += 1
         try:
-            while self._ram.used_bytes - self._waiting_bytes + size > self._resident_bytes:
+            while not self._fits(size):
                 if self.spare.go():
                     continue
                 victim = self._ram.victim()
@@ -371,6 +377,9 @@ class PrefixCache:
             for block in held:
                 self._ram.unpin(block)
         return True
+
+    def _fits(self, size: int) -> bool:
+        return self._ram.used_bytes - self._waiting_bytes + size <= self._resident_bytes
 
     @property
     def _waiting_bytes(self) -> int:
@@ -388,16 +397,30 @@ class PrefixCache:
         """Count a use of a whole conversation, when its turn is over: it is the last to be
         evicted. Tails of its earlier turns are not worth a write any more.
         """
-        hashes, tail = chain.hashes, chain.hash_of(chain.blocks)
+        hashes = chain.hashes
         with self._lock:
             for old in outgrown(self._ram, chain):
                 if not old.leaving:
                     self._ram.saved(old, *old.parts)
-            tails = [tail] if self._ram.get(tail) is not None else []
-            reused = min(self._ram.touch([*hashes, *tails], time.monotonic()), len(hashes))
+            tails = [
+                tail.hash
+                for tail in self._ram.tails(chain.parent(chain.blocks))
+                if is_tail_of(chain, tail)
+            ]
+            used = [*hashes, *tails] if tails else hashes
+            reused = min(self._ram.touch(used, time.monotonic()), len(hashes))
             ahead_s = self._ram.order.ahead_s
         # What was used before stays longer: the deepest such block, for all before it.
         self.disk.touch(chain, tails, {len(hashes): 0.0} | {reused: ahead_s})
+
+    def used_tail(self, chain: Chain) -> None:
+        """Count a use of the chain's tail alone, which was offered after ``used`` was told of its
+        turn.
+        """
+        tail = chain.hash_of(chain.blocks)
+        with self._lock:
+            self._ram.touch([tail], time.monotonic())
+        self.disk.touch(chain, [tail], {})
 
     # Care.
 

@@ -106,6 +106,8 @@ class RamTier:
         """By the parent's hash, those that came first first."""
         self._dirty: dict[BlockHash, RamBlock] = {}
         """Those with unsaved parts, so that a look for them does not cost a look at all."""
+        self._dirty_tails: dict[BlockHash, RamBlock] = {}
+        """Those of them that are tails."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -117,6 +119,10 @@ class RamTier:
     def tails(self, parent: BlockHash) -> list[RamBlock]:
         """The tails that follow ``parent``, the one that came last last."""
         return list(self._tails[parent].values()) if parent in self._tails else []
+
+    def unsaved_tails(self) -> Iterator[RamBlock]:
+        """As ``unsaved``, of tails: a few, of the conversations of the last minute."""
+        return iter(self._dirty_tails.values())
 
     def unsaved(self) -> Iterator[RamBlock]:
         """All blocks with parts that are not on disk, those that became so first first."""
@@ -145,11 +151,17 @@ class RamTier:
         block.unsaved.difference_update(parts)
         if not block.unsaved and self._dirty.get(block.hash) is block:
             del self._dirty[block.hash]
+            self._dirty_tails.pop(block.hash, None)
 
     def unsave(self, block: RamBlock) -> None:
         """Nothing of ``block`` is on disk any more."""
         block.unsaved.update(block.parts)
+        self._soil(block)
+
+    def _soil(self, block: RamBlock) -> None:
         self._dirty[block.hash] = block
+        if block.tail:
+            self._dirty_tails[block.hash] = block
 
     def add(self, block: RamBlock, state: BlockState, *, save: bool) -> None:
         """Copy the parts of ``state`` that are new into ``block`` and hold it, as last used at its
@@ -162,7 +174,7 @@ class RamTier:
             self.used_bytes += len(payload)
             if save:
                 block.unsaved.add(part)
-                self._dirty[block.hash] = block
+                self._soil(block)
         if block.hash not in self._blocks:
             self._blocks[block.hash] = block
             self._children[block.parent] += 1
@@ -181,21 +193,10 @@ class RamTier:
         How many of its blocks were used before, as far as RAM knows: all but those at its end that
         are here and new.
         """
-        reused = len(chain)
-        pauses: list[float] = []
-        for index in range(len(chain) - 1, -1, -1):
-            block = self._blocks.get(chain[index])
-            if block is None or block.leaving:
-                continue
-            block.last_use = now
-            last = self.order.use(block.hash, now)
-            if last is not None:
-                pauses.append(now - last)
-            elif index == reused - 1:
-                reused = index
-        if pauses:
-            self.order.pause.after(sum(pauses) / len(pauses), len(pauses))
-        return reused
+        for block in map(self._blocks.get, chain):
+            if block is not None and not block.leaving:
+                block.last_use = now
+        return self.order.use_chain(chain, now)
 
     def victim(self) -> RamBlock | None:
         """The block to evict next: the first in order without children here, unpinned."""

@@ -12,7 +12,7 @@ from spillcache.cache.ram import RamBlock, RamTier
 from spillcache.cache.restore import Step
 from spillcache.chain import BlockHash, Chain
 from spillcache.state import Part
-from spillcache.store.block_store import BlockStore, Entry
+from spillcache.store.block_store import Entry
 from spillcache.store.tails import MOST_TAILS
 
 _MOST_ENDS = 4096
@@ -67,23 +67,22 @@ def in_ram(
             best = found.get(block)
             if tail.hash in without or (best and best.tail_tokens >= tail.tail_tokens):
                 continue
-            if goes_on(chain, block, tail.hash, tail.tail_tokens):
+            if goes_on_from(chain, tail):
                 found[block] = tail
     return found
 
 
-def on_disk(
-    store: BlockStore,
+def whole_tails(
+    tails: Sequence[Sequence[Mapping[Part, Entry]]],
     chain: Chain,
     places: Sequence[int],
-    parts: Sequence[Part],
+    parts: Collection[Part],
     without: Collection[BlockHash],
 ) -> dict[int, Mapping[Part, Entry]]:
-    """As ``in_ram``, of those that are whole; one lookup, without payload I/O. Raises
-    StoreError.
+    """As ``in_ram``, of what the disk was found to have after each of ``places`` blocks
+    (``tails``), as far as it is whole.
     """
     found: dict[int, Mapping[Part, Entry]] = {}
-    tails = store.tails(chain.namespace.id, [chain.parent(block) for block in places])
     for block, known in zip(places, tails, strict=True):
         for entries in known:
             name, count = next(iter(entries.values())).block, tail_count(entries)
@@ -122,11 +121,30 @@ def goes_on(chain: Chain, block: int, tail: BlockHash, count: int) -> bool:
     return end < len(chain) and chain.tail(block, count) == tail
 
 
+def goes_on_from(chain: Chain, tail: RamBlock) -> bool:
+    """As ``goes_on``, of a tail in RAM that follows a block of ``chain``, by its tokens: that is
+    quicker than a hash.
+    """
+    end = tail.index * chain.block_tokens + tail.tail_tokens
+    return end < len(chain) and tail.tail == _bytes_of(chain, tail.index, tail.tail_tokens)
+
+
+def is_tail_of(chain: Chain, tail: RamBlock) -> bool:
+    """Whether a tail in RAM that follows the last whole block of ``chain`` is its tail."""
+    return tail.tail == _bytes_of(chain, chain.blocks, chain.block_tokens)
+
+
+def _bytes_of(chain: Chain, block: int, count: int) -> bytes:
+    """Tokens as RamBlock.tail has them."""
+    return chain.tail_tokens(block, count).tobytes()
+
+
 def outgrown(ram: RamTier, chain: Chain) -> list[RamBlock]:
     """Tails of earlier turns of ``chain`` that are not on disk; under the lock of ``ram``."""
     return [
         tail
-        for block in range(chain.blocks + 1)
-        for tail in ram.tails(chain.parent(block))
-        if tail.unsaved and goes_on(chain, block, tail.hash, tail.tail_tokens)
+        for tail in ram.unsaved_tails()
+        if tail.index <= chain.blocks
+        and tail.parent == chain.parent(tail.index)
+        and goes_on_from(chain, tail)
     ]

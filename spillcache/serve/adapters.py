@@ -105,7 +105,7 @@ class Namespaces:
 
     def has(self, namespace: Namespace) -> bool:
         """Whether ``of`` has made it; no longer for sure once it has made very many."""
-        return any(namespace is made for made in self._made.values())
+        return namespace is self._made[()] or any(namespace is made for made in self._made.values())
 
     def _make(self, scales: AdapterScales) -> Namespace:
         fields: dict[str, FieldValue] = dict(self._made[()].fields)

@@ -9,6 +9,7 @@ from spillcache.engine.base import Engine
 from spillcache.namespace import Namespace
 from spillcache.serve.adapters import Namespaces
 from spillcache.serve.job import Decision, Parted
+from spillcache.serve.keeper import Keeper
 from spillcache.serve.read_ahead import ReadAhead
 from spillcache.serve.restorer import Restorer
 from spillcache.serve.slot_choice import choose, parting, take_live, usable_live
@@ -38,14 +39,17 @@ class Admission:
         self._slots = slots
         self._namespaces = Namespaces(Namespace.of({"provisional": True}), engine.adapters)
         self._restorer: Restorer | None = None
+        self._keeper: Keeper | None = None
         self._ahead = ReadAhead()
 
-    def attach(self, namespaces: Namespaces, restorer: Restorer | None) -> None:
-        """The model's content is known, and what the tiers hold can be restored, if there is a
-        ``restorer``.
+    def attach(
+        self, namespaces: Namespaces, restorer: Restorer | None, keeper: Keeper | None
+    ) -> None:
+        """The model's content is known, and what the tiers hold can be restored, if there are
+        ``restorer`` and ``keeper``.
         """
         self._ahead.close()
-        self._namespaces, self._restorer = namespaces, restorer
+        self._namespaces, self._restorer, self._keeper = namespaces, restorer, keeper
 
     def read_ahead(self, head: Job | None) -> None:
         """While ``head``, the queue's next request, waits: read what it will need from disk."""
@@ -67,6 +71,11 @@ class Admission:
         parted = parting(self._slots, chain, engine) if reuse else None
         restore, decision = self._ahead.restore(job, chain, choice.live, self._restorer)
         slot, live = (choice.oldest, 0) if restore is not None else (choice.slot, choice.live)
+        if self._keeper is not None:
+            if restore is None and choice.source is slot and live == engine.length(slot.index):
+                self._keeper.goes_on(slot, job.request)
+            else:
+                self._keeper.settle(slot)
         if restore is not None:
             engine.clear(slot.index)
         elif not take_live(choice, engine):

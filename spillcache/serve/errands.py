@@ -45,9 +45,17 @@ class Errands:
         self._waiting: list[_Errand[Any]] = []
         self._closed: SpillcacheError | None = None
 
-    def do(self, work: Callable[[], Result], when: Callable[[], bool] = lambda: True) -> Result:
-        """Have ``work`` done as soon as ``when`` says so; what it returns, or raises. Blocks."""
-        return self._begin(_Errand(lambda _: work(), when, moves=False)).result()
+    def do(
+        self,
+        work: Callable[[], Result],
+        when: Callable[[], bool] = lambda: True,
+        timeout_s: float | None = None,
+    ) -> Result:
+        """Have ``work`` done as soon as ``when`` says so; what it returns, or raises. Blocks.
+
+        TimeoutError after ``timeout_s``: the work is done later.
+        """
+        return self._begin(_Errand(lambda _: work(), when, moves=False)).result(timeout_s)
 
     def move(self, work: Callable[[GoOn], Result]) -> "Future[Result]":
         """Have ``work`` move a block, and others as long as it may; keeps to the pace."""

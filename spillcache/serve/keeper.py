@@ -4,6 +4,7 @@ Nothing here may cost a request: what can't be kept is logged and computed again
 """
 
 import logging
+import time
 from collections.abc import Sequence
 
 from spillcache.cache.prefix_cache import PrefixCache
@@ -18,9 +19,19 @@ from spillcache.state import Part
 
 log = logging.getLogger("spillcache.serve")
 
+TAIL_WAIT_S = 2.0
+"""So long after a turn its tail is copied out: a next turn that comes sooner goes on from the live
+sequence, and needs no copy.
+"""
+
 
 class Keeper:
-    """Offers blocks to ``cache`` under ``namespaces``; engine's thread."""
+    """Offers blocks to ``cache`` under ``namespaces``; engine's thread.
+
+    The tail of a turn stays in the engine only, for TAIL_WAIT_S at most: ``settle`` copies it out,
+    and must be called before an idle slot's sequence is changed. Not so a recurrent state, which
+    the sequence can't go back to: that is copied at once.
+    """
 
     def __init__(self, engine: Engine, cache: PrefixCache, namespaces: Namespaces) -> None:
         self._engine = engine
@@ -49,17 +60,17 @@ class Keeper:
 
         ``boundary``: whether the recurrent state at ``stop`` is wanted, too.
         """
-        chain, job = slot.chain, slot.job
-        if chain is None or job is None or not self._ours(chain):
-            return
-        if not job.request.stores:
-            return
         size = self._engine.geometry.block_tokens
-        for block in range(start // size, stop // size):
+        completed = range(start // size, stop // size)
+        chain, job = slot.chain, slot.job
+        if not completed or chain is None or job is None:
+            return
+        if not job.request.stores or not self._ours(chain):
+            return
+        for block in completed:
             at_end = boundary and (block + 1) * size == stop
-            if self._cache.wants(chain, block, boundary=at_end):
-                self._keep_block(slot, chain, block, boundary=at_end)
-            if not self._cache.wants(chain, block):
+            wanted = self._cache.wants(chain, block, boundary=at_end)
+            if not wanted or self._keep_block(slot, chain, block, boundary=at_end):
                 # Recurrent state stands for all that precedes it.
                 first = block * size if self._engine.geometry.has_kv else 0
                 job.count_kept(first, (block + 1) * size)
@@ -74,25 +85,26 @@ class Keeper:
             self.keep(slot, 0, live, boundary=whole)
         slot.unkept = not stores
 
-    def _keep_block(self, slot: Slot, chain: Chain, block: int, *, boundary: bool) -> None:
+    def _keep_block(self, slot: Slot, chain: Chain, block: int, *, boundary: bool) -> bool:
+        """Whether RAM has it now, but maybe for the boundary."""
         try:
             state = dict(self._engine.export(slot.index, block, boundary=boundary))
         except StateRejected as error:
             log.warning("a block was not kept: %s", error)
-            return
+            return not self._cache.wants(chain, block)
         if slot.phase is Phase.DECODE and Part.BOUNDARY in state and not self._on_stride(block):
             # Only the last one of an answer is worth its bytes: it is kept when the turn ends.
             slot.keep_boundary(block, state)
             del state[Part.BOUNDARY]
-        self._cache.offer(chain, block, state)
+        return self._cache.offer(chain, block, state)
 
     def _on_stride(self, block: int) -> bool:
         stride = self._engine.geometry.boundary_stride
         return bool(stride) and (block + 1) % stride == 0
 
     def end_turn(self, slot: Slot, request: GenerationRequest | None) -> None:
-        """Keep the answer's last boundary and the tail, and count a use of the conversation; never
-        raises.
+        """Keep the answer's last boundary, see that the tail is kept, and count a use of the
+        conversation; never raises.
 
         ``slot.chain`` is what the sequence holds. ``request``: the one that ends, unless it failed.
         """
@@ -107,20 +119,51 @@ class Keeper:
             return
         if boundary is not None and boundary[0] < chain.blocks:
             self._cache.offer(chain, *boundary)
-        if request is not None and request.cache_store and request.cache_prompt:
-            self._keep_tail(slot, chain)
         self._cache.used(chain)
+        if request is not None and request.stores and len(chain) % chain.block_tokens:
+            slot.tail_due = time.monotonic() + TAIL_WAIT_S
+            if self._engine.geometry.has_boundary:
+                self.settle(slot)
 
-    def _keep_tail(self, slot: Slot, chain: Chain) -> None:
-        """Offer the last, partial block, so that the next turn goes on from just here."""
-        block = chain.blocks
-        has_tail = len(chain) % chain.block_tokens > 0
-        if not has_tail or not self._cache.wants(chain, block, boundary=True):
+    # The tail, the last and partial block, from which the next turn goes on.
+
+    def wait_s(self, slots: Sequence[Slot]) -> float | None:
+        """In how many seconds ``settle_due`` has something to do; None: never."""
+        due = [slot.tail_due for slot in slots if slot.tail_due is not None]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def settle_due(self, slots: Sequence[Slot]) -> None:
+        """Copy out the tails whose time has come."""
+        for slot in slots:
+            if slot.tail_due is not None and time.monotonic() >= slot.tail_due:
+                self.settle(slot)
+
+    def goes_on(self, slot: Slot, request: GenerationRequest) -> None:
+        """``request`` goes on from the end of the sequence, which is no tail any more when the
+        turn is over. One that stores nothing keeps no tail of its own.
+        """
+        if not request.stores:
+            self.settle(slot)
+        slot.tail_due = None
+
+    def settle(self, slot: Slot) -> None:
+        """Copy out the slot's tail, if that is not done yet; never raises."""
+        due, chain, slot.tail_due = slot.tail_due, slot.chain, None
+        if due is None or chain is None or not self._ours(chain):
             return
         try:
-            self._cache.offer(chain, block, self._engine.export(slot.index, block, boundary=True))
+            self._keep_tail(slot, chain)
         except StateRejected as error:
             log.warning("a tail was not kept: %s", error)
+        except Exception:  # nobody's request is to fail for it
+            log.exception("a tail was not kept")
+
+    def _keep_tail(self, slot: Slot, chain: Chain) -> None:
+        block = chain.blocks
+        if self._cache.wants(chain, block, boundary=True):
+            state = self._engine.export(slot.index, block, boundary=True)
+            if self._cache.offer(chain, block, state):
+                self._cache.used_tail(chain)
 
     def _ours(self, chain: Chain) -> bool:
         """Whether the chain was begun after the tiers were attached."""

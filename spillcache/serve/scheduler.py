@@ -7,6 +7,7 @@ answering slots compute one token in one call. Prefill calls hold whole blocks o
 (prompt_plan), so that a prompt's bits do not depend on its neighbours' lengths.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -102,7 +103,7 @@ class Scheduler:
                 self._restorer = Restorer(self._engine, cache)
                 self._keeper = Keeper(self._engine, cache, namespaces)
             self._trials = Trials(self._engine, cache)
-            self._admission.attach(namespaces, self._restorer)
+            self._admission.attach(namespaces, self._restorer, self._keeper)
             self.actions.attach(namespaces, cache)
 
         with self._wake:
@@ -134,6 +135,13 @@ class Scheduler:
         if self._thread.is_alive():
             self._thread.join()
 
+    def settle(self, timeout_s: float) -> None:
+        """Have RAM keep what of idle conversations is in the engine only, by the end of the step
+        that runs; waits for that, but for no longer than ``timeout_s``. Raises NotReady.
+        """
+        with contextlib.suppress(TimeoutError):
+            self._errands.do(self._settle_all, timeout_s=timeout_s)
+
     @property
     def alive(self) -> bool:
         """Whether the engine's thread runs."""
@@ -152,7 +160,7 @@ class Scheduler:
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(self._has_work, ACTION_S if self.actions.running() else None)
+                self._wake.wait_for(self._has_work, self._wait_s())
                 attaching, self._attaching = self._attaching, None
                 stop = self._may_stop()
             if self._stopping:
@@ -166,11 +174,23 @@ class Scheduler:
             except Exception as error:  # a bug fails the requests at hand, not the server
                 log.exception("the scheduler met a bug; running requests fail, the server goes on")
                 self._fail_running(EngineError(f"internal error: {type(error).__name__}"))
+        self._settle_all()
         self._admission.close()
         stopped = NotReady("the server stopped before the answer was complete")
         self._errands.close(stopped)
         self._fail_running(stopped)
         self._fail_queued(stopped)
+
+    def _wait_s(self) -> float | None:
+        waits = [ACTION_S] if self.actions.running() else []
+        if self._keeper is not None and (tail_s := self._keeper.wait_s(self._slots)) is not None:
+            waits.append(tail_s)
+        return min(waits, default=None)
+
+    def _settle_all(self) -> None:
+        if self._keeper is not None:
+            for slot in self._slots:
+                self._keeper.settle(slot)
 
     def _has_work(self) -> bool:
         if self._attaching or self.busy() or self._errands.ready or self._may_stop():
@@ -185,6 +205,8 @@ class Scheduler:
         self._drop_cancelled()
         self._errands.run(alone=not self.busy())
         self._admit()
+        if self._keeper is not None:
+            self._keeper.settle_due(self._slots)
         self._admission.read_ahead(self._queue.head)
         self._restore_all()
         started = time.monotonic()
@@ -506,6 +528,8 @@ class Scheduler:
             slot.restore.close()
             if self._restorer is not None:
                 self._restorer.count(slot.restore)
+        if self._keeper is not None:
+            self._keeper.settle(slot)
         self._engine.clear(slot.index)
         slot.chain, slot.boundary, slot.restore, slot.phase = None, None, None, Phase.IDLE
         slot.on_trial = 0

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -280,7 +281,10 @@ class Service:
             raise NotReady(f"the disk tier is not in use: {self._cache_off}")
         if self._shelf is not None:
             self._shelf.flush()
-        return self._cache.flush(timeout_s)
+        began = time.monotonic()
+        if self._scheduler is not None:
+            self._scheduler.settle(timeout_s)
+        return self._cache.flush(max(0.0, timeout_s - (time.monotonic() - began)))
 
     def slot_action(self, action: SlotAction, slot: int, name: str) -> SlotDone:
         """See Door."""

@@ -163,8 +163,7 @@ class BlockStore:
         Nothing of a namespace that is hidden.
         """
         with self._store().index.read() as catalog:
-            shown = () if catalog.is_hidden(namespace_id) else parts
-            return catalog.find(namespace_id, blocks, shown)
+            return catalog.find(namespace_id, blocks, parts)
 
     def tails(
         self, namespace_id: bytes, parents: Sequence[BlockHash]
@@ -176,6 +175,18 @@ class BlockStore:
         """
         with self._store().index.read() as catalog:
             return [tails_of(catalog, namespace_id, parent) for parent in parents]
+
+    def find_next(
+        self,
+        namespace_id: bytes,
+        blocks: Sequence[BlockHash],
+        parts: Sequence[Part],
+        parents: Sequence[BlockHash],
+    ) -> tuple[Found, list[list[dict[Part, Entry]]]]:
+        """``find`` of ``blocks`` and ``tails`` of ``parents`` in one transaction."""
+        with self._store().index.read() as catalog:
+            found = catalog.find(namespace_id, blocks, parts)
+            return found, [tails_of(catalog, namespace_id, parent) for parent in parents]
 
     def pin(self, entries: Iterable[Entry]) -> Pin:
         """Protect the blocks of these entries from eviction by this process until the pin is

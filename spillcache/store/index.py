@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,21 +49,32 @@ class _Gate:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._inside = 0
         self._closing = False
 
+    def enter(self) -> None:
+        """Begin one; ``leave`` must follow."""
+        with self._lock:
+            while self._closing:
+                self._changed.wait()
+            self._inside += 1
+
+    def leave(self) -> None:
+        """One is over."""
+        with self._lock:
+            self._inside -= 1
+            if self._closing:
+                self._changed.notify_all()
+
     @contextmanager
     def shared(self) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._closing)
-            self._inside += 1
+        self.enter()
         try:
             yield
         finally:
-            with self._changed:
-                self._inside -= 1
-                self._changed.notify_all()
+            self.leave()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -153,23 +164,26 @@ class Index:
         """
         self._check()
         try:
-            with ExitStack() as stack:
-                yield Catalog(self._enter_read(stack), self._databases)
+            txn = self._begin_read()
+            try:
+                with txn:
+                    yield Catalog(txn, self._databases)
+            finally:
+                self._gate.leave()
         except (lmdb.Error, struct.error) as error:
             raise self._error(error) from error
 
-    def _enter_read(self, stack: ExitStack) -> Any:
+    def _begin_read(self) -> Any:
+        """Within the gate, which the caller leaves."""
         for _ in range(_MAX_GROWTHS):
-            with ExitStack() as attempt:
-                attempt.enter_context(self._gate.shared())
-                try:
-                    txn = attempt.enter_context(self._env.begin(db=self._objects))
-                except lmdb.MapResizedError:
-                    txn = None
-                else:
-                    stack.push(attempt.pop_all())
-            if txn is not None:
-                return txn
+            self._gate.enter()
+            try:
+                return self._env.begin(db=self._objects)
+            except lmdb.MapResizedError:
+                self._gate.leave()
+            except BaseException:
+                self._gate.leave()
+                raise
             # Another process has grown the map; outside the gate, so that this can wait for the
             # others.
             self._resize(grow=False)

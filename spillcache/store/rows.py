@@ -19,6 +19,7 @@ from spillcache.store.format import RECORD_HEADER_BYTES, TOKEN_BYTES, RecordClas
 
 INDEX_FORMAT = 1
 OBJECT_KEY_BYTES = ID_BYTES + HASH_BYTES + 1
+_FEW = 8
 NOWHERE = 0
 """The segment of an object whose bytes are gone while blocks that follow it are still there."""
 
@@ -218,9 +219,12 @@ def object_key(namespace_id: bytes, block: bytes, part: int) -> bytes:
 
 def object_keys(namespace_id: bytes, blocks: Sequence[bytes], part: int) -> list[bytes]:
     """``object_key`` of many blocks, cut from one long string: six times as fast as one by one."""
-    if not blocks:
-        return []
     suffix = bytes((part,))
+    if len(blocks) <= _FEW:  # where numpy's caches are cold, its calls cost more
+        few = [namespace_id + block + suffix for block in blocks]
+        if any(len(key) != OBJECT_KEY_BYTES for key in few):
+            raise ValueError(f"block hashes have {HASH_BYTES} bytes")
+        return few
     keys = namespace_id + (suffix + namespace_id).join(blocks) + suffix
     if len(keys) != len(blocks) * OBJECT_KEY_BYTES:
         raise ValueError(f"block hashes have {HASH_BYTES} bytes")

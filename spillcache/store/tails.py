@@ -21,6 +21,8 @@ def tails_of(catalog: Catalog, namespace_id: bytes, parent: BlockHash) -> list[d
     """What is there of every tail that follows ``parent``; nothing of a hidden namespace."""
     keys = _keys(catalog, rows.tail_key(namespace_id, parent))
     blocks = [rows.split_tail_key(key)[2] for key in keys]
+    if not blocks:
+        return []
     return [parts for parts in catalog.find(namespace_id, blocks, tuple(Part)) if parts]
 
 

@@ -28,6 +28,7 @@ def test_every_step_is_measured(gguf_model: ModelShelf, tmp_path: Path) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["bench"], found["tokens"]) == ("micro", 256)
     steps = "chain match_ram match_disk export import encode_byteplane decode_zstd resident_repeat"
+    steps += " resident_rest"
     assert all(found[f"{step}_ms"] > 0 for step in [*steps.split(), "resident"])
     lines = found["resident_turn_lines_ms"]
     assert {"chain", "match", "keep", "export", "end of turn"} <= lines.keys()

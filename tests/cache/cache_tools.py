@@ -20,7 +20,7 @@ from spillcache.config import MIB, CacheConfig, StoreConfig
 from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace
 from spillcache.state import Geometry, Part
-from spillcache.store.block_store import BlockStore, Entry, Payload, PutResult, StoreObject
+from spillcache.store.block_store import BlockStore, Entry, Found, Payload, PutResult, StoreObject
 from spillcache.store.files import Files
 from spillcache.store.opened import OpenStore
 
@@ -109,6 +109,16 @@ class WatchedStore(BlockStore):
     ) -> list[dict[Part, Entry]]:
         self.finds += 1
         return super().find(namespace_id, blocks, parts)
+
+    def find_next(
+        self,
+        namespace_id: bytes,
+        blocks: Sequence[BlockHash],
+        parts: Sequence[Part],
+        parents: Sequence[BlockHash],
+    ) -> tuple[Found, list[list[dict[Part, Entry]]]]:
+        self.finds += 1
+        return super().find_next(namespace_id, blocks, parts, parents)
 
     def touch(
         self,

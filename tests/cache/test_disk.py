@@ -8,6 +8,7 @@ from spillcache.cache.disk import DiskTier
 from spillcache.chain import Chain
 from spillcache.errors import CorruptBlock, ObjectMissing, StoreIOError
 from spillcache.metrics import Metrics
+from spillcache.state import Part
 
 
 @pytest.fixture
@@ -24,6 +25,7 @@ def test_without_a_store_there_is_nothing(chain: Chain, metrics: Metrics) -> Non
     assert not disk.usable
     assert disk.find(chain, chain.hashes) is None
     assert disk.find_tails(chain, [0, 1], ()) == {}
+    assert disk.find_next(chain, chain.hashes, Part.KV, [0, 1]) == ([], {})
     assert disk.pin([]) is None
     disk.touch(chain, [], {2: 0.0})
 
@@ -33,14 +35,23 @@ def test_what_fails_is_a_miss_and_then_a_pause(
 ) -> None:
     disk = DiskTier(store, PLAIN, Breaker(), metrics)
     assert list(disk.find(chain, chain.hashes) or ()) == [{}, {}]
-    for name in ("find", "tails", "touch"):
+    for name in ("find", "find_next", "tails"):
         monkeypatch.setattr(store, name, failing)
     assert disk.find(chain, chain.hashes) is None
     assert disk.find_tails(chain, [0, 1], ()) == {}
     assert disk.usable
-    disk.touch(chain, [], {2: 0.0})
+    assert disk.find_next(chain, chain.hashes, Part.KV, [0, 1]) == ([], {})
     assert sample(metrics, "errors_total", code=StoreIOError.code) == FAILURES
     assert not disk.usable
+
+
+def test_a_use_that_cannot_be_noted_is_a_failure(
+    chain: Chain, metrics: Metrics, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = DiskTier(store, PLAIN, Breaker(), metrics)
+    monkeypatch.setattr(store, "touch", failing)
+    disk.touch(chain, [], {2: 0.0})
+    assert sample(metrics, "errors_total", code=StoreIOError.code) == 1
 
 
 @pytest.mark.parametrize("error", [ObjectMissing("x"), CorruptBlock("x")])

@@ -160,6 +160,47 @@ def test_adding_again_is_no_use() -> None:
     assert order.use("a", 7.0) == 3.0
 
 
+def one_by_one(order: Order[int], keys: list[int], now: float) -> int:
+    """What ``use_chain`` is to do."""
+    known, pauses = len(keys), list[float]()
+    for index in reversed(range(len(keys))):
+        if keys[index] in order:
+            before = order.use(keys[index], now)
+            if before is not None:
+                pauses.append(now - before)
+            elif index == known - 1:
+                known = index
+    if pauses:
+        order.pause.after(sum(pauses) / len(pauses), len(pauses))
+    return known
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("add"), st.lists(st.integers(0, 12), max_size=6)),
+    st.tuples(st.just("use"), st.lists(st.integers(0, 12), max_size=12, unique=True)),
+    st.tuples(st.just("forget"), st.lists(st.integers(0, 12), max_size=3)),
+)
+
+
+@given(st.lists(STEPS, max_size=30))
+def test_a_chain_is_used_as_its_blocks_one_by_one(steps: list[tuple[str, list[int]]]) -> None:
+    whole, single = Order[int](), Order[int]()
+    for now, (what, keys) in enumerate(steps):
+        if what == "use":
+            known = whole.use_chain(keys, float(now))
+            assert known == one_by_one(single, keys, float(now))
+        for order in (whole, single):
+            for key in keys if what != "use" else ():
+                if what == "add":
+                    order.add(key, float(now))
+                else:
+                    order.forget(key)
+        assert whole.latest(99) == single.latest(99)
+        assert abs(whole.ahead_s - single.ahead_s) < 1e-6
+    assert whole._once == single._once
+    assert whole._again == single._again
+
+
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(1, 50)), min_size=1, max_size=40))
 def test_the_pause_is_a_mean_by_blocks(pauses: list[tuple[float, int]]) -> None:
     pause = Pause()

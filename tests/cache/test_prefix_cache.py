@@ -215,14 +215,17 @@ def test_above_a_resident_conversation_one_block_is_looked_up(
     cache.flush()
     forget_ram(cache, c.hashes[4:])
     asked: list[Sequence[bytes]] = []
-    real = store.find
+    real = store.find_next
     monkeypatch.setattr(
-        store, "find", lambda ns, blocks, parts: asked.append(blocks) or real(ns, blocks, parts)
+        store,
+        "find_next",
+        lambda ns, blocks, *args: asked.append(blocks) or real(ns, blocks, *args),
     )
+    finds = store.finds
     assert cache.match(c, above=6 * BLOCK).blocks == 0
-    assert asked == []
+    assert (asked, store.finds) == ([[]], finds + 1)
     assert cache.match(c, above=4 * BLOCK).blocks == 6
-    assert asked[0] == [c.hashes[4]]
+    assert asked[1] == [c.hashes[4]]
 
 
 def test_a_block_that_failed_is_not_used_again(store: WatchedStore, open_cache: OpenCache) -> None:

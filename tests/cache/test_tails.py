@@ -331,3 +331,20 @@ def test_pins_are_given_back(tmp_path: Path, open_cache: OpenCache) -> None:
     assert cache.status()["pinned_blocks"] == 0
     cache.match(chain(*SAID[:8], 1)).release()
     assert cache.status()["pinned_blocks"] == 0
+
+
+def test_one_that_is_kept_after_its_turn_counts_as_used(
+    store: WatchedStore, open_cache: OpenCache
+) -> None:
+    cache, c = open_cache(store), chain(*SAID)
+    for block in range(c.blocks):
+        cache.offer(c, block, state_of(c, block, cache.geometry.parts))
+    cache.used(c)
+    assert [name for name, _ in store.touched] == [c.hashes[-1]]
+    before = [cache._ram.order._once[name] for name in c.hashes]
+    name = c.hash_of(c.blocks)
+    cache.offer(c, c.blocks, dict.fromkeys(cache.geometry.parts, b"tail"))
+    cache.used_tail(c)
+    assert [touched for touched, _ in store.touched][1:] == [name]
+    assert cache._ram.order._once[name][1]
+    assert [cache._ram.order._once[name] for name in c.hashes] == before, "used once, as before"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from spillcache import chain as chain_module
-from spillcache.chain import BlockHash, Chain, as_tokens, chain_hashes, chain_root
+from spillcache.chain import BlockHash, Chain, as_tokens, block_hash, chain_hashes, chain_root
 from spillcache.namespace import Namespace
 
 DIGEST = bytes(range(32))
@@ -272,6 +272,27 @@ def test_what_a_relative_shares_is_not_hashed_again(monkeypatch: pytest.MonkeyPa
     assert hashed == [2]
     monkeypatch.undo()
     agree(chain, prompt, b"")
+
+
+def test_a_tails_name_is_that_of_its_tokens_whatever_was_named_before() -> None:
+    chain = Chain(NAMESPACE, 4, [1, 2, 3, 4, 5, 6])
+
+    def names() -> list[BlockHash]:
+        return [chain.tail(1, count) for count in (1, 2, 4)]
+
+    def fresh(*tail: int) -> list[BlockHash]:
+        other = Chain(NAMESPACE, 4, [1, 2, 3, 4, *tail])
+        return [block_hash(other.hashes[0], other.tail_tokens(1, n)) for n in (1, 2, 4)]
+
+    assert names() == names() == fresh(5, 6)
+    chain.push(7)
+    assert names() == fresh(5, 6, 7)
+    chain.extend([8, 9])
+    assert names() == fresh(5, 6, 7, 8, 9)
+    chain.truncate(5)
+    assert names() == fresh(5)
+    chain.push(10)
+    assert names() == fresh(5, 10)
 
 
 def test_a_token_that_completes_a_block_names_it() -> None:

@@ -129,6 +129,19 @@ def test_it_comes_back(tmp_path, codec, encrypted):
         assert store.verify().is_sound
 
 
+def test_what_comes_next_is_found_in_one_lookup(filled):
+    _, hashes = chain(1, 5)
+    parents = [hashes[2], hashes[0]]
+    here, tails = filled.find_next(NAMESPACE.id, hashes[3:], (Part.KV,), parents)
+    assert [set(each) for each in here] == [{Part.KV}, set()]
+    assert here[0] == filled.find(NAMESPACE.id, hashes[3:4], (Part.KV,))[0]
+    assert tails == filled.tails(NAMESPACE.id, parents)
+    assert [len(each) for each in tails] == [1, 0]
+    assert filled.invalidate(NAMESPACE.id, "a test")
+    here, tails = filled.find_next(NAMESPACE.id, hashes[3:], (Part.KV,), parents)
+    assert ([*here], tails) == ([{}, {}], [[], []])
+
+
 def test_a_whole_record_is_pinned(filled):
     (entry,) = [each[Part.KV] for each in found(filled)]
     with open(segment_files(filled.path)[0], "rb", buffering=0) as file:
