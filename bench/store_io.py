@@ -4,7 +4,8 @@ Compares verified reads (``BlockStore.read``) and durable writes (``BlockStore.p
 after group of 64 MiB, each durable before it is reported) with the best raw direct I/O into and out
 of the store's own huge-page buffers: reads of 8 MiB, four or eight in flight; writes of 8 MiB, one
 or eight in flight, with ``fdatasync`` after each group of 64 MiB. Writes take turns after four
-groups, reads file by file; the page cache is bypassed; medians. The last line of stdout is JSON.
+groups, each first in its turn, reads file by file; the page cache is bypassed; medians. The last
+line of stdout is JSON.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -170,24 +172,37 @@ def timed_put(
     Disks of virtual machines are faster for a while after a rest: whole runs in turns would be
     measured at different speeds.
     """
-    seconds, blocks = dict.fromkeys((name, *raw), 0.0), []
+    seconds = dict.fromkeys((name, *raw), 0.0)
+    blocks: list[BlockHash] = []
     for each in raw.values():
         each.restart()
     # The filesystem gives back what was deleted with its next commits: not while we measure.
     os.sync()
     time.sleep(SETTLE_S)
     groups = list(objects.groups())
-    for first in range(0, len(groups), GROUPS_IN_TURN):
-        turn = groups[first : first + GROUPS_IN_TURN]
-        for number, (kind, each) in enumerate(raw.items()):
-            seconds[kind] += sum(each.write_group(WRITES_IN_FLIGHT[number]) for _ in turn)
+
+    def put(turn: list[list[StoreObject]]) -> float:
         results: list[PutResult] = []
         gc.collect()
         start = time.perf_counter()
         store.put_each(NAMESPACE, turn, results.append)
-        seconds[name] += time.perf_counter() - start
+        took = time.perf_counter() - start
         assert [result.written for result in results] == [len(group) for group in turn]
-        blocks += [item.block for group in turn for item in group]
+        blocks.extend(item.block for group in turn for item in group)
+        return took
+
+    def write(turn: list[list[StoreObject]], each: RawFile, in_flight: int) -> float:
+        return sum(each.write_group(in_flight) for _ in turn)
+
+    ways: list[tuple[str, Callable[[list[list[StoreObject]]], float]]] = [(name, put)]
+    for each, in_flight in zip(raw, WRITES_IN_FLIGHT, strict=True):
+        ways.append((each, partial(write, each=raw[each], in_flight=in_flight)))
+    for first in range(0, len(groups), GROUPS_IN_TURN):
+        turn = groups[first : first + GROUPS_IN_TURN]
+        for kind, way in ways:
+            seconds[kind] += way(turn)
+        # Who follows whom changes, for a disk that has just been busy may be slower for a moment.
+        ways.append(ways.pop(0))
     for kind, value in seconds.items():
         times.add(kind, value)
     return blocks
