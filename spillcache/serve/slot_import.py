@@ -1,7 +1,7 @@
 """What a slot file holds, on its way into a slot, and then into RAM."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -32,10 +32,10 @@ IN_PLACE_BYTES = 1 * MIB
 """What is smaller is copied, so that many go in at once."""
 
 
-def check_parts(state: SlotState, geometry: Geometry) -> None:
-    """Raise SlotFileInvalid unless ``state`` has all that going on from its end needs."""
+def check_parts(state: SlotState, run: Run, geometry: Geometry) -> None:
+    """Raise SlotFileInvalid unless ``run`` has all that going on from the state's end needs."""
     tail, blocks = state.tail_tokens, state.chain.blocks
-    for index, parts in enumerate(state.parts):
+    for index, parts in enumerate(run[1], run[0]):
         wanted = needed(geometry, index, blocks, ends=not tail)
         if index == blocks:
             wanted = geometry.parts
@@ -60,10 +60,18 @@ class SlotImport:
     """Empties a slot; on the engine's thread."""
 
     def restore(self, state: SlotState) -> None:
-        """Replace what the slot holds; raises SlotFileNoMemory, with the slot as it was, and
-        SlotFileIOError, with the slot empty.
+        """Replace what the slot holds. Raises a SlotFileError, with the slot as it was, or a
+        SlotFileIOError that says that the slot is empty.
+
+        Where somebody would lose a conversation to a bad file, all of it is verified before the
+        engine is touched. An empty slot takes what is whole as it comes; nobody sees it until all
+        of it is known to be, and if it is not, the slot is as empty as it was.
         """
-        self.errands.do(lambda: self._make_room(len(state.chain)))
+        verifies = not self.errands.do(lambda: self._enters_free(state.tokens))
+        if verifies:
+            for _ in self._runs(state):
+                pass
+            self.errands.do(lambda: self._make_room(state.tokens))
         try:
             self._import_all(state)
             self.errands.do(lambda: self._finish(state))
@@ -73,16 +81,21 @@ class SlotImport:
                 raise SlotFileIOError(
                     f"the engine did not take the file's state: {error}; the slot is empty now"
                 ) from error
-            if isinstance(error, SlotFileError):
+            if isinstance(error, SlotFileError) and verifies:
                 raise SlotFileIOError(f"{error}; the slot is empty now") from error
             raise
+
+    def _runs(self, state: SlotState) -> Iterator[Run]:
+        for run in state.runs():
+            check_parts(state, run, self.engine.geometry)
+            yield run
 
     def _import_all(self, state: SlotState) -> None:
         """A run is read, and verified, while the engine has the one before."""
         moving: Future[int] | None = None
         last: Run = (0, ())
         try:
-            for run in state.runs():
+            for run in self._runs(state):
                 self._wait(state, last, moving)
                 last, moving = run, self.errands.move(partial(self._some, state, run, 0))
             self._wait(state, last, moving)
@@ -95,6 +108,14 @@ class SlotImport:
         done = 0 if moving is None else moving.result()
         while done < len(run[1]):
             done = self.errands.move(partial(self._some, state, run, done)).result()
+
+    def _enters_free(self, tokens: int) -> bool:
+        """Whether the slot holds nothing, and ``tokens`` fit into the context as it is."""
+        held = sum(self.engine.length(each.index) for each in self.slots)
+        if self.engine.length(self.slot.index) or held + tokens > self.engine.limits.context_tokens:
+            return False
+        self.forget(self.slot)
+        return True
 
     def _make_room(self, tokens: int) -> None:
         """Empty the slot, and idle ones where the context needs it; nothing if that won't do."""
@@ -168,7 +189,7 @@ class SlotImport:
             raise StateRejected("a part of the state is missing")
         slot.chain, slot.unkept, slot.last_use = chain, state.private, time.monotonic()
         # Until it has given logits: see ``trial``.
-        slot.on_trial = len(state.parts)
+        slot.on_trial = state.blocks
         slot.tail_on_trial = chain.hash_of(chain.blocks) if state.tail_tokens else None
 
 
@@ -191,13 +212,6 @@ class SlotKeeper:
     def fits(self) -> bool:
         """Whether RAM has room for it without letting go of anything."""
         return self._state.file_bytes <= self._cache.room_bytes
-
-    def release(self) -> None:
-        """Leave the state's memory to the next restore, or as much as the file takes, where RAM has
-        room for it: then that need not read the file twice.
-        """
-        self._cache.spare.keep(self._state.memory)
-        self._cache.spare.make(self._state.file_bytes)
 
     def keep(self) -> None:
         """Offer all of it, a few blocks at a time, at the pace of restores."""

@@ -1,4 +1,4 @@
-"""What a slot file holds, verified: in memory, or read and verified again where it is not."""
+"""What a slot file holds, in words that need no file."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,33 +16,31 @@ Run = tuple[int, Sequence[Payloads]]
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """Blocks as they are in a file; the tail, if there is one, is the last. One thread at a time.
+    """A conversation's tokens, and blocks as they are in a file; the tail, if there is one, is the
+    last. One thread at a time.
 
     Payloads are views of ``memory``, which it owns.
     """
 
     chain: Chain
-    parts: list[frozenset[Part]]
-    """Which ones there are of every block."""
     tokens: int
     private: bool
     file_bytes: int
     memory: AlignedBuffer = field(repr=False)
-    source: Callable[[], Iterator[Run]] = field(repr=False)
+    runs: Callable[[], Iterator[Run]] = field(repr=False)
+    """Reads all blocks, from the first on; may be called again (``SlotBlocks.runs``). The file must
+    still be open then.
+    """
 
     @property
     def tail_tokens(self) -> int:
         """How many tokens follow the last whole block."""
         return self.tokens % self.chain.block_tokens
 
-    def runs(self) -> Iterator[Run]:
-        """All blocks, from the first on; may be called again. A run is valid until the second after
-        it is asked for.
-
-        Where memory does not hold the whole file, they are read and verified again, and must be
-        what they were: raises SlotFileIOError. The file must still be open then.
-        """
-        return self.source()
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are, the tail among them."""
+        return -(-self.tokens // self.chain.block_tokens)
 
     def with_headroom(self, payload: memoryview, count: int) -> memoryview:
         """A payload of a run with ``count`` bytes before it that nobody needs any more: they were

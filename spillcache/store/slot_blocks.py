@@ -1,0 +1,131 @@
+"""The blocks of a slot file: read and verified whenever they are asked for, for no memory holds
+them all.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from spillcache.chain import Chain
+from spillcache.config import MIB
+from spillcache.errors import SlotFileInvalid, SlotFileIOError
+from spillcache.state import Part
+from spillcache.store.cipher import CipherError
+from spillcache.store.format import TOKEN_BYTES, FormatError, RecordHeader
+from spillcache.store.slot_format import SlotHeader, part_header
+from spillcache.store.slot_records import Records
+from spillcache.store.slot_state import Payloads, Run
+from spillcache.store.slot_stretch import Stretch
+
+RUN_BYTES = 8 * MIB
+"""So many bytes of the file are handed out at a time, or one block, if that is larger."""
+READING = "the slot file was read; the slot is as it was"
+_AGAIN = "the slot file was read again"
+
+
+def held_bytes(view_bytes: int) -> int:
+    """What of the file is in use at once, where records have up to ``view_bytes``: two runs."""
+    return 2 * (RUN_BYTES + view_bytes)
+
+
+class SlotBlocks:
+    """One file's. One thread at a time."""
+
+    def __init__(
+        self,
+        header: SlotHeader,
+        chain: Chain,
+        part_bytes: Mapping[Part, int],
+        begin: Callable[[str], tuple[Stretch, Records]],
+        opened: Callable[[RecordHeader, memoryview], memoryview],
+    ) -> None:
+        """``chain``: of the file's tokens. ``begin``: at the first record of a block, doing what it
+        is told; ``opened``: what a record holds, decrypted.
+        """
+        self._header = header
+        self._chain = chain
+        self._part_bytes = part_bytes
+        self._begin = begin
+        self._opened = opened
+        self._seen: list[bytes] = []
+        """Of each run, the digest of all headers up to its end, as it was the first time."""
+        self._verified = False
+        """Whether all of the file was read and verified."""
+
+    def runs(self) -> Iterator[Run]:
+        """All blocks, in runs; each run is valid until the second after it is asked for.
+
+        What is handed out is whole, and of this conversation; only when the runs have come to
+        their end is it known that all of them were written together. From then on they must be
+        what they were. Raises SlotFileInvalid, later SlotFileIOError; and what ``Steps`` does.
+        """
+        stretch, records = self._begin(_AGAIN if self._verified else READING)
+        try:
+            yield from self._pass(stretch, records)
+        except (ValueError, CipherError) as error:
+            if self._verified:
+                raise SlotFileIOError("the slot file was changed while it was read") from error
+            raise invalid(str(error)) from error
+        self._verified = True
+
+    def _pass(self, stretch: Stretch, records: Records) -> Iterator[Run]:
+        first, last, began, number = 0, (-1, 0), records.at, 0
+        run: list[Payloads] = []
+        for left in reversed(range(self._header.parts)):
+            block, part, payload = self._take_part(records, last)
+            last = block, part
+            run += [{} for _ in range(block + 1 - first - len(run))]
+            run[-1][part] = payload
+            if left and records.at - began >= RUN_BYTES and records.header().block_index != block:
+                self._check_run(number, records)
+                yield first, run
+                stretch.release(began)  # what came before this run
+                first, run, began, number = block + 1, [], records.at, number + 1
+        self._check_end(number, records)
+        count = -(-len(self._chain) // self._chain.block_tokens)
+        yield first, run + [{} for _ in range(count - first - len(run))]
+
+    def _check_run(self, number: int, records: Records) -> None:
+        digest = records.digest.digest()
+        if not self._verified:
+            self._seen[number:] = [digest]
+        elif self._seen[number : number + 1] != [digest]:
+            raise FormatError("its records are not those that were there before")
+
+    def _check_end(self, number: int, records: Records) -> None:
+        if records.at != self._header.file_bytes:
+            raise FormatError("something follows the last record")
+        if records.digest.digest() != self._header.records_digest:
+            raise FormatError("its records are not those that were written together")
+        self._check_run(number, records)
+
+    def _take_part(
+        self, records: Records, last: tuple[int, int]
+    ) -> tuple[int, Part, memoryview]:
+        """The next record's block and part, and its payload; ``last``: block and part of the one
+        before.
+        """
+        found, stored = records.next()
+        chain, index, number = self._chain, found.block_index, found.part
+        if number not in self._part_bytes or last >= (index, number):
+            raise FormatError("a record that does not belong there")
+        if index * chain.block_tokens >= len(chain):
+            raise FormatError("a record that does not belong there")
+        part = Part(number)
+        if found.raw_bytes > self._part_bytes[part] or found.codec:
+            raise FormatError("a record that is larger than its part can be, or is encoded")
+        wanted = part_header(chain, index, part, found.raw_bytes, self._header.key_id)
+        wanted.written_ns, wanted.digest, wanted.rank = found.written_ns, found.digest, found.rank
+        if found != wanted:
+            raise FormatError("a record of another block")
+        plain = self._opened(found, stored)
+        tail_bytes = TOKEN_BYTES * found.tail_tokens
+        tail = chain.tail_tokens(index, found.tail_tokens).astype("<u4").tobytes()
+        if plain[:tail_bytes] != tail:
+            raise FormatError("the tail's tokens are others")
+        return index, part, plain[tail_bytes:]
+
+
+def invalid(problem: str) -> SlotFileInvalid:
+    """Of a file that can't be used; nothing was changed for it."""
+    return SlotFileInvalid(
+        f"the slot file can't be used: {problem}; the slot is as it was", param="filename"
+    )
