@@ -1,6 +1,7 @@
 """What a slot file holds, on its way into a slot, and then into RAM."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from spillcache.serve.context_room import to_clear
 from spillcache.serve.errands import Errands, GoOn
 from spillcache.serve.slots import Phase, Slot
 from spillcache.state import HEADROOM_BYTES, BlockState, Geometry, Part
+from spillcache.store.slot_blocks import HELD_RUNS
 from spillcache.store.slot_state import Payloads, Run, SlotState
 
 RUN_BYTES = 8 * MIB
@@ -91,23 +93,29 @@ class SlotImport:
             yield run
 
     def _import_all(self, state: SlotState) -> None:
-        """A run is read, and verified, while the engine has the one before."""
-        moving: Future[int] | None = None
-        last: Run = (0, ())
+        """A run is read, and verified, while the engine has those before it."""
+        todo: deque[Run] = deque()
+        moving: Future[None] | None = None
         try:
             for run in self._runs(state):
-                self._wait(state, last, moving)
-                last, moving = run, self.errands.move(partial(self._some, state, run, 0))
-            self._wait(state, last, moving)
+                todo.append(run)
+                moving = self._move(state, todo, moving, HELD_RUNS - 1)
+            moving = self._move(state, todo, moving, 0)
         finally:
             if moving is not None:
-                moving.exception()  # the engine's thread is done with the run, and with the slot
+                moving.exception()  # the engine's thread is done with the runs, and with the slot
 
-    def _wait(self, state: SlotState, run: Run, moving: "Future[int] | None") -> None:
-        """Until all of ``run`` is imported."""
-        done = 0 if moving is None else moving.result()
-        while done < len(run[1]):
-            done = self.errands.move(partial(self._some, state, run, done)).result()
+    def _move(
+        self, state: SlotState, todo: deque[Run], moving: "Future[None] | None", most: int
+    ) -> "Future[None] | None":
+        """Have the engine import what is to be done; return when it has at most ``most`` runs."""
+        while moving is None or moving.done() or len(todo) > most:
+            if moving is not None:
+                moving.result()
+            if not todo:
+                break
+            moving = self.errands.move(partial(self._some, state, todo))
+        return moving
 
     def _enters_free(self, tokens: int) -> bool:
         """Whether the slot holds nothing, and ``tokens`` fit into the context as it is."""
@@ -134,14 +142,17 @@ class SlotImport:
         for idle in to_clear(self.slot, tokens, self.slots, self.engine):
             self.forget(idle)
 
-    def _some(self, state: SlotState, run: Run, done: int, go_on: GoOn) -> int:
-        """Import blocks of ``run``, of which ``done`` are imported; how many are then."""
-        first, blocks = run
-        while done < len(blocks):
-            done += self._import_run(state, first + done, blocks[done:])
+    def _some(self, state: SlotState, todo: deque[Run], go_on: GoOn) -> None:
+        """Import blocks of the first runs, and take them off."""
+        while todo:
+            first, blocks = todo[0]
+            done = self._import_run(state, first, blocks)
+            if done < len(blocks):
+                todo[0] = first + done, blocks[done:]
+            else:
+                todo.popleft()
             if not go_on():
                 break
-        return done
 
     def _import_run(self, state: SlotState, block: int, blocks: Sequence[Payloads]) -> int:
         """Import the first of ``blocks``, which begin with ``block``, or a few that are small; how

@@ -2,6 +2,7 @@
 them all.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from spillcache.chain import Chain
@@ -15,15 +16,17 @@ from spillcache.store.slot_records import Records
 from spillcache.store.slot_state import Payloads, Run
 from spillcache.store.slot_stretch import Stretch
 
-RUN_BYTES = 8 * MIB
+RUN_BYTES = 4 * MIB
 """So many bytes of the file are handed out at a time, or one block, if that is larger."""
+HELD_RUNS = 3
+"""So many are in memory at once, the one that is being read among them."""
 READING = "the slot file was read; the slot is as it was"
 _AGAIN = "the slot file was read again"
 
 
 def held_bytes(view_bytes: int) -> int:
-    """What of the file is in use at once, where records have up to ``view_bytes``: two runs."""
-    return 2 * (RUN_BYTES + view_bytes)
+    """What of the file is in use at once, where records have up to ``view_bytes``."""
+    return HELD_RUNS * (RUN_BYTES + view_bytes)
 
 
 class SlotBlocks:
@@ -51,7 +54,7 @@ class SlotBlocks:
         """Whether all of the file was read and verified."""
 
     def runs(self) -> Iterator[Run]:
-        """All blocks, in runs; each run is valid until the second after it is asked for.
+        """All blocks, in runs; a run is valid until that many (``HELD_RUNS``) more were asked for.
 
         What is handed out is whole, and of this conversation; only when the runs have come to
         their end is it known that all of them were written together. From then on they must be
@@ -67,21 +70,29 @@ class SlotBlocks:
         self._verified = True
 
     def _pass(self, stretch: Stretch, records: Records) -> Iterator[Run]:
-        first, last, began, number = 0, (-1, 0), records.at, 0
+        first, last, number = 0, (-1, 0), 0
+        held = deque([records.at])
+        """Where runs begin: this one, and those before it that are still valid."""
         run: list[Payloads] = []
         for left in reversed(range(self._header.parts)):
             block, part, payload = self._take_part(records, last)
             last = block, part
             run += [{} for _ in range(block + 1 - first - len(run))]
             run[-1][part] = payload
-            if left and records.at - began >= RUN_BYTES and records.header().block_index != block:
+            size = records.at - held[-1]
+            if left and size >= RUN_BYTES and records.header().block_index != block:
                 self._check_run(number, records)
                 yield first, run
-                stretch.release(began)  # what came before this run
-                first, run, began, number = block + 1, [], records.at, number + 1
+                first, run, number = block + 1, [], number + 1
+                held.append(records.at)
+                if len(held) > HELD_RUNS:
+                    held.popleft()
+                stretch.release(held[0])
         self._check_end(number, records)
         count = -(-len(self._chain) // self._chain.block_tokens)
-        yield first, run + [{} for _ in range(count - first - len(run))]
+        run += [{} for _ in range(count - first - len(run))]
+        if run:
+            yield first, run
 
     def _check_run(self, number: int, records: Records) -> None:
         digest = records.digest.digest()
