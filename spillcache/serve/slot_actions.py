@@ -174,13 +174,15 @@ class SlotActions:
     def _memory(self, file: SlotFileReader) -> AlignedBuffer:
         """What a file is read through. Raises SlotFileNoMemory."""
         least = file.memory_bytes(self._engine.part_bytes)
+        if (used := self._pool.find(least)) is not None:
+            return used
         available = available_bytes()
         if available is not None and least > available * SHARE:
             raise SlotFileNoMemory(
                 f"restoring takes {format_size(least)} of memory for a moment, and "
                 f"{format_size(available)} are available; the slot is as it was"
             )
-        return self._pool.take(least)
+        return AlignedBuffer(least)
 
     # The slot.
 

@@ -37,16 +37,19 @@ class SlotBlocks:
         header: SlotHeader,
         chain: Chain,
         part_bytes: Mapping[Part, int],
-        begin: Callable[[str], tuple[Stretch, Records]],
+        begun: tuple[Stretch, Records],
+        again: Callable[[str], tuple[Stretch, Records]],
         opened: Callable[[RecordHeader, memoryview], memoryview],
     ) -> None:
-        """``chain``: of the file's tokens. ``begin``: at the first record of a block, doing what it
-        is told; ``opened``: what a record holds, decrypted.
+        """``chain``: of the file's tokens. ``begun``: what is being read, up to the first record of
+        a block; ``again``: as that, anew, doing what it is told; ``opened``: what a record holds,
+        decrypted.
         """
         self._header = header
         self._chain = chain
         self._part_bytes = part_bytes
-        self._begin = begin
+        self._begun: tuple[Stretch, Records] | None = begun
+        self._again = again
         self._opened = opened
         self._seen: list[bytes] = []
         """Of each run, the digest of all headers up to its end, as it was the first time."""
@@ -60,7 +63,9 @@ class SlotBlocks:
         their end is it known that all of them were written together. From then on they must be
         what they were. Raises SlotFileInvalid, later SlotFileIOError; and what ``Steps`` does.
         """
-        stretch, records = self._begin(_AGAIN if self._verified else READING)
+        begun, self._begun = self._begun, None
+        stretch, records = begun or self._again(_AGAIN)
+        stretch.release(records.at)
         try:
             yield from self._pass(stretch, records)
         except (ValueError, CipherError) as error:

@@ -5,6 +5,7 @@ left before memory is taken, and every byte is covered by a digest or must be ze
 import errno
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -145,13 +146,9 @@ class SlotFileReader:
     def _view_bytes(self, part_bytes: Mapping[Part, int]) -> int:
         """The largest record, or one block's, if they are more together."""
         header = self.header
+        tokens = record_bytes_max(TOKEN_BYTES * header.tokens, header.block_tokens)
         block = sum(record_bytes_max(size, header.block_tokens) for size in part_bytes.values())
-        return max(self._tokens_bytes, block)
-
-    @property
-    def _tokens_bytes(self) -> int:
-        """The most that the tokens' record takes."""
-        return record_bytes_max(TOKEN_BYTES * self.header.tokens, self.header.block_tokens)
+        return max(tokens, block)
 
     def state(self, part_bytes: Mapping[Part, int], memory: AlignedBuffer) -> SlotState:
         """The file's tokens, read and verified, and its blocks, which are still to be.
@@ -160,36 +157,30 @@ class SlotFileReader:
         ``memory``: at least ``memory_bytes``. It is the state's from now on, also when this fails:
         a read that hangs may still write to it.
         """
-        header = self.header
-        try:
-            chain, records = self._chain(memory)
-        except (ValueError, CipherError) as error:
-            raise invalid(str(error)) from error
-        view_bytes, at, digest = self._view_bytes(part_bytes), records.at, records.digest
+        header, view_bytes = self.header, self._view_bytes(part_bytes)
 
-        def begin(doing: str) -> tuple[Stretch, Records]:
+        def begin(doing: str, at: int, digest: blake3) -> tuple[Stretch, Records]:
             stretch = Stretch(
                 self._fill, self._steps, memory, header.file_bytes,
                 doing=doing, view_bytes=view_bytes, start=at,
             )  # fmt: skip
             return stretch, Records(stretch.view, at, header.file_bytes, view_bytes, digest.copy())
 
-        blocks = SlotBlocks(header, chain, part_bytes, begin, self._opened)
+        stretch, records = begin(READING, self._front.at, self._front.digest)
+        try:
+            chain = self._chain(records)
+        except (ValueError, CipherError) as error:
+            raise invalid(str(error)) from error
+        again = partial(begin, at=records.at, digest=records.digest.copy())
+        blocks = SlotBlocks(header, chain, part_bytes, (stretch, records), again, self._opened)
         return SlotState(
             chain, header.tokens, bool(header.flags & PRIVATE), header.file_bytes, memory,
             blocks.runs,
         )  # fmt: skip
 
-    def _chain(self, memory: AlignedBuffer) -> tuple[Chain, Records]:
-        """The tokens, under the names that they give to the blocks; what comes after them."""
-        header, front = self.header, self._front
-        start, stop = front.at, min(front.at + self._tokens_bytes, self._size)
-        view = memory.view[: stop - start]
-        self._steps[0].do(lambda: self._fill(view, start), READING)
-        records = Records(
-            lambda begin, end: view[begin - start : end - start],
-            start, stop, len(view), front.digest.copy(),
-        )  # fmt: skip
+    def _chain(self, records: Records) -> Chain:
+        """The tokens, under the names that they give to the blocks."""
+        header = self.header
         head, stored = records.next()
         payload = self._opened(head, stored)
         if head.record_class != RecordClass.TOKENS or len(payload) != TOKEN_BYTES * header.tokens:
@@ -199,7 +190,7 @@ class SlotFileReader:
         chain = Chain(self.namespace, header.block_tokens)
         chain.root = BlockHash(header.root)
         chain.extend(np.frombuffer(payload, "<u4").astype(np.uint32))
-        return chain, records
+        return chain
 
     def _opened(self, header: RecordHeader, stored: memoryview) -> memoryview:
         """Tail tokens and payload, decrypted in their place."""

@@ -397,6 +397,7 @@ def test_memory_is_looked_at_before_it_is_taken(
 ) -> None:
     stack.answer(prompt(100), 4)
     save(stack, folder)
+    stack.scheduler.actions._pool.close()  # nothing is left of the save
     monkeypatch.setattr(slot_actions, "available_bytes", lambda: 10_000)
     with pytest.raises(SlotFileNoMemory, match=r"9\.8 KiB are available") as caught:
         restore(stack, folder)
