@@ -215,7 +215,7 @@ class SlotActions:
     def _keeper(self, state: SlotState) -> SlotKeeper | None:
         if self._cache is None or state.private or not state.blocks:
             return None
-        keeper = SlotKeeper(self._cache, self._errands, state)
+        keeper = SlotKeeper(self._cache, self._errands, state, self._engine.split_run)
         return keeper if keeper.fits else None
 
     def _keep(self, keeper: SlotKeeper, memory: AlignedBuffer, held: ExitStack) -> None:

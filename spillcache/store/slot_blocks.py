@@ -11,9 +11,9 @@ from spillcache.errors import SlotFileInvalid, SlotFileIOError
 from spillcache.state import Part
 from spillcache.store.cipher import CipherError
 from spillcache.store.format import TOKEN_BYTES, FormatError, RecordHeader
-from spillcache.store.slot_format import SlotHeader, part_header
+from spillcache.store.slot_format import RUN_BYTES_MAX, SlotHeader, part_header
 from spillcache.store.slot_records import Records
-from spillcache.store.slot_state import Payloads, Run
+from spillcache.store.slot_state import Run, SlotRecord
 from spillcache.store.slot_stretch import Stretch
 
 RUN_BYTES = 4 * MIB
@@ -37,6 +37,7 @@ class SlotBlocks:
         header: SlotHeader,
         chain: Chain,
         part_bytes: Mapping[Part, int],
+        *,
         begun: tuple[Stretch, Records],
         again: Callable[[str], tuple[Stretch, Records]],
         opened: Callable[[RecordHeader, memoryview], memoryview],
@@ -75,29 +76,28 @@ class SlotBlocks:
         self._verified = True
 
     def _pass(self, stretch: Stretch, records: Records) -> Iterator[Run]:
-        first, last, number = 0, (-1, 0), 0
+        run: list[SlotRecord] = []
+        number, last, kv_end = 0, (-1, 0), 0
         held = deque([records.at])
         """Where runs begin: this one, and those before it that are still valid."""
-        run: list[Payloads] = []
         for left in reversed(range(self._header.parts)):
-            block, part, payload = self._take_part(records, last)
-            last = block, part
-            run += [{} for _ in range(block + 1 - first - len(run))]
-            run[-1][part] = payload
+            record = self._take_part(records, last, kv_end)
+            run.append(record)
+            last = record.block, record.part
+            if record.part is Part.KV:
+                kv_end = record.block + record.blocks
             size = records.at - held[-1]
-            if left and size >= RUN_BYTES and records.header().block_index != block:
+            if left and size >= RUN_BYTES and records.header().block_index != record.block:
                 self._check_run(number, records)
-                yield first, run
-                first, run, number = block + 1, [], number + 1
+                yield run
+                run, number = [], number + 1
                 held.append(records.at)
                 if len(held) > HELD_RUNS:
                     held.popleft()
                 stretch.release(held[0])
         self._check_end(number, records)
-        count = -(-len(self._chain) // self._chain.block_tokens)
-        run += [{} for _ in range(count - first - len(run))]
         if run:
-            yield first, run
+            yield run
 
     def _check_run(self, number: int, records: Records) -> None:
         digest = records.digest.digest()
@@ -113,31 +113,34 @@ class SlotBlocks:
             raise FormatError("its records are not those that were written together")
         self._check_run(number, records)
 
-    def _take_part(
-        self, records: Records, last: tuple[int, int]
-    ) -> tuple[int, Part, memoryview]:
-        """The next record's block and part, and its payload; ``last``: block and part of the one
-        before.
+    def _take_part(self, records: Records, last: tuple[int, int], kv_end: int) -> SlotRecord:
+        """The next record of a part; ``last``: block and part of the one before; ``kv_end``: the
+        first block whose kv is still to come.
         """
         found, stored = records.next()
-        chain, index, number = self._chain, found.block_index, found.part
-        if number not in self._part_bytes or last >= (index, number):
+        chain, block, number = self._chain, found.block_index, found.part
+        if number not in self._part_bytes or last >= (block, number):
             raise FormatError("a record that does not belong there")
-        if index * chain.block_tokens >= len(chain):
+        part, count = Part(number), max(1, found.token_count // chain.block_tokens)
+        if count > 1 and (part is not Part.KV or block + count > chain.blocks):
             raise FormatError("a record that does not belong there")
-        part = Part(number)
-        if found.raw_bytes > self._part_bytes[part] or found.codec:
+        if block * chain.block_tokens >= len(chain) or (part is Part.KV and block < kv_end):
+            raise FormatError("a record that does not belong there")
+        most = self._part_bytes[part]
+        if count > 1:
+            most = min(count * most, RUN_BYTES_MAX)
+        if found.raw_bytes > most or found.codec:
             raise FormatError("a record that is larger than its part can be, or is encoded")
-        wanted = part_header(chain, index, part, found.raw_bytes, self._header.key_id)
+        wanted = part_header(chain, block, part, found.raw_bytes, self._header.key_id, blocks=count)
         wanted.written_ns, wanted.digest, wanted.rank = found.written_ns, found.digest, found.rank
         if found != wanted:
             raise FormatError("a record of another block")
         plain = self._opened(found, stored)
         tail_bytes = TOKEN_BYTES * found.tail_tokens
-        tail = chain.tail_tokens(index, found.tail_tokens).astype("<u4").tobytes()
+        tail = chain.tail_tokens(block, found.tail_tokens).astype("<u4").tobytes()
         if plain[:tail_bytes] != tail:
             raise FormatError("the tail's tokens are others")
-        return index, part, plain[tail_bytes:]
+        return SlotRecord(block, count, part, plain[tail_bytes:])
 
 
 def invalid(problem: str) -> SlotFileInvalid:

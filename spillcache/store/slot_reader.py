@@ -31,6 +31,7 @@ from spillcache.store.slot_blocks import READING, SlotBlocks, held_bytes, invali
 from spillcache.store.slot_format import (
     NAMESPACE_BYTES_MAX,
     PRIVATE,
+    RUN_BYTES_MAX,
     SALTED,
     SlotHeader,
     record_bytes_max,
@@ -144,11 +145,12 @@ class SlotFileReader:
         return min(self.header.file_bytes, stretch_bytes(view, held_bytes(view)))
 
     def _view_bytes(self, part_bytes: Mapping[Part, int]) -> int:
-        """The largest record, or one block's, if they are more together."""
+        """The most that a record takes, or one block's together."""
         header = self.header
         tokens = record_bytes_max(TOKEN_BYTES * header.tokens, header.block_tokens)
         block = sum(record_bytes_max(size, header.block_tokens) for size in part_bytes.values())
-        return max(tokens, block)
+        run = record_bytes_max(RUN_BYTES_MAX, header.block_tokens)
+        return max(tokens, block, run)
 
     def state(self, part_bytes: Mapping[Part, int], memory: AlignedBuffer) -> SlotState:
         """The file's tokens, read and verified, and its blocks, which are still to be.
@@ -172,7 +174,9 @@ class SlotFileReader:
         except (ValueError, CipherError) as error:
             raise invalid(str(error)) from error
         again = partial(begin, at=records.at, digest=records.digest.copy())
-        blocks = SlotBlocks(header, chain, part_bytes, (stretch, records), again, self._opened)
+        blocks = SlotBlocks(
+            header, chain, part_bytes, begun=(stretch, records), again=again, opened=self._opened
+        )
         return SlotState(
             chain, header.tokens, bool(header.flags & PRIVATE), header.file_bytes, memory,
             blocks.runs,

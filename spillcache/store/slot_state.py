@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,15 +10,24 @@ from spillcache.chain import Chain
 from spillcache.state import Part
 from spillcache.store.buffers import AlignedBuffer
 
-Payloads = dict[Part, memoryview]
-Run = tuple[int, Sequence[Payloads]]
-"""The first block's index, and the payloads of a few that follow one another."""
+
+class SlotRecord(NamedTuple):
+    """One part of a block, or of so many ``blocks`` from ``block`` on."""
+
+    block: int
+    blocks: int
+    part: Part
+    payload: memoryview
+
+
+Run = Sequence[SlotRecord]
+"""A few that follow one another, with all that follows of the last block."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A conversation's tokens, and blocks as they are in a file; the tail, if there is one, is the
-    last. One thread at a time.
+    """A conversation's tokens, and the parts of its blocks as they are in a file; the tail, if
+    there is one, is the last. One thread at a time.
 
     Payloads are views of ``memory``, which it owns.
     """

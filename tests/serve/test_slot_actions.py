@@ -347,6 +347,7 @@ def test_a_file_that_lacks_a_part_is_refused(
     with started(gguf_model("llama")) as stack:
         stack.answer(prompt(300), 4)
         export = slot_export.SlotExport._export_one
+        monkeypatch.setattr(slot_export.SlotExport, "_export_run", lambda *_: False)
         monkeypatch.setattr(
             slot_export.SlotExport,
             "_export_one",
