@@ -29,7 +29,7 @@ from spillcache.errors import (
     StateRejected,
 )
 from spillcache.namespace import Namespace
-from spillcache.serve import errands, slot_actions, slot_export, slot_import
+from spillcache.serve import errands, slot_actions, slot_export
 from spillcache.serve.slot_actions import SlotDone
 from spillcache.serve.slots import Phase
 from spillcache.store import slot_writer
@@ -424,24 +424,38 @@ def test_running_requests_keep_their_context(gguf_model: ModelShelf, folder: Slo
         assert stack.engine.length(slot.index) == 703
 
 
-@pytest.mark.parametrize("call", ["import_", "import_run", "restored"])
+@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [("llama", c) for c in ("import_", "import_in_place", "restored")] + [("gemma3", "import_run")],
+)
 def test_an_engine_that_fails_leaves_the_slot_empty(
-    stack: Stack, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch, call: str
+    gguf_model: ModelShelf,
+    folder: SlotFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    call: str,
+    empty: bool,
 ) -> None:
     asked = prompt(300)
-    stack.answer(asked, 4)
-    save(stack, folder)
 
     def fail(*_: object) -> None:
         raise StateRejected("not this one")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(stack.engine, call, fail)
-        with pytest.raises(SlotFileIOError, match="not this one; the slot is empty now") as caught:
-            restore(stack, folder)
-    assert (caught.value.status, caught.value.kind) == (500, "io")
-    assert (stack.engine.length(0), stack.scheduler._slots[0].chain) == (0, None)
-    assert stack.answer(asked, 4).tokens
+    with started(gguf_model(kind)) as stack:
+        stack.answer(asked, 4)
+        save(stack, folder)
+        if empty:
+            stack.scheduler.actions.erase(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(stack.engine, call, fail)
+            with pytest.raises(
+                SlotFileIOError, match="not this one; the slot is empty now"
+            ) as caught:
+                restore(stack, folder)
+        assert (caught.value.status, caught.value.kind) == (500, "io")
+        assert (stack.engine.length(0), stack.scheduler._slots[0].chain) == (0, None)
+        assert stack.answer(asked, 4).tokens
 
 
 def test_an_engine_that_misses_a_part_leaves_the_slot_empty(
@@ -462,7 +476,7 @@ def test_a_bug_leaves_the_slot_empty_too(
     stack.answer(prompt(300), 4)
     save(stack, folder)
     with monkeypatch.context() as patch:
-        patch.setattr(stack.engine, "import_run", lambda *_: 1 // 0)
+        patch.setattr(stack.engine, "import_in_place", lambda *_: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             restore(stack, folder)
     assert stack.engine.length(0) == 0
@@ -719,7 +733,7 @@ def test_stopping_waits_a_while_for_actions(gguf_model: ModelShelf, folder: Slot
         assert not stopping.is_alive()
 
 
-def test_large_blocks_are_imported_where_they_lie(
+def test_blocks_are_imported_where_they_lie(
     gguf_model: ModelShelf, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = prompt(300)
@@ -728,7 +742,6 @@ def test_large_blocks_are_imported_where_they_lie(
         save(stack, folder)
         turn = [*asked, *first.tokens, 5]
         wanted = stack.answer(turn, 8)
-    monkeypatch.setattr(slot_import, "IN_PLACE_BYTES", 1)
     with started(gguf_model("llama")) as stack:
         monkeypatch.setattr(stack.engine, "import_run", lambda *_: pytest.fail("copied"))
         restore(stack, folder)
