@@ -6,8 +6,10 @@ direct writes and reads of as many bytes: one buffer of 16 MiB, one or four call
 better of both, ``fdatasync`` after the writes. Memory is used once before, for that of a virtual
 machine is slow the first time, which is no matter of ours. Then another slot answers, quiet and
 beside saves and restores in turn: the longest pause in a hundred (p99) between two of its tokens.
-Times are those of the action, without HTTP; the page cache is bypassed; medians. What the very
-first restore took, before the server had used any memory for one, is told as well, and has no bar.
+Times are those of the action, without HTTP; the page cache is bypassed; medians. The bar is for a
+restore into an empty slot, as after a restart. What one over a conversation takes, which is read
+twice, is told as well (``restore_over_ratio``), and so is the very first restore, before the server
+had used any memory for one (``first_restore_ratio``); they have no bar.
 The last line is JSON.
 """
 

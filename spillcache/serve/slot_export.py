@@ -201,6 +201,7 @@ class SlotExport:
         if writer.add_run(piece, block, count, fill):
             self._runs_to = block + count
             return True
+        self._plain = block  # windows or recurrent state would come along: none of the rest fits
         return False
 
     def _export_one(self, writer: SlotFileWriter, piece: Piece, block: int) -> None:
