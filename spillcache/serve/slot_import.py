@@ -84,9 +84,9 @@ class SlotImport:
         """Replace what the slot holds. Raises a SlotFileError, with the slot as it was, or a
         SlotFileIOError that says that the slot is empty.
 
-        Where somebody would lose a conversation to a bad file, all of it is verified before the
-        engine is touched. An empty slot takes what is whole as it comes; nobody sees it until all
-        of it is known to be, and if it is not, the slot is as empty as it was.
+        Where a bad file would cost somebody something, all of it is verified before the engine is
+        touched. Else an empty slot takes what is whole as it comes; nobody sees it until all of it
+        is known to be, and if it is not, the slot is as empty as it was.
         """
         verifies = not self.errands.do(lambda: self._enters_free(state.tokens))
         if verifies:
@@ -139,9 +139,15 @@ class SlotImport:
         return moving
 
     def _enters_free(self, tokens: int) -> bool:
-        """Whether the slot holds nothing, and ``tokens`` fit into the context as it is."""
-        held = sum(self.engine.length(each.index) for each in self.slots)
-        if self.engine.length(self.slot.index) or held + tokens > self.engine.limits.context_tokens:
+        """Whether the slot holds nothing, ``tokens`` fit into the context as it is, and a bad file
+        would change no bit of what others compute: while somebody answers, its tokens would lie in
+        other cells, and windows lie in a ring that all share.
+        """
+        engine, others = self.engine, [each for each in self.slots if each is not self.slot]
+        held = sum(engine.length(each.index) for each in others)
+        if engine.length(self.slot.index) or held + tokens > engine.limits.context_tokens:
+            return False
+        if any(each.job is not None for each in others) or (held and engine.geometry.window_blocks):
             return False
         self.forget(self.slot)
         return True

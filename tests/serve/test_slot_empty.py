@@ -15,6 +15,7 @@ from test_slot_actions import KINDS, restore, save, started
 from spillcache.engine.llama_engine import LlamaEngine
 from spillcache.errors import SlotFileError, SlotFileInvalid, SlotFileIOError
 from spillcache.serve import slot_export
+from spillcache.serve.job import TextEvent
 from spillcache.serve.slots import Phase
 from spillcache.store import slot_blocks, slot_reader, slot_stretch
 from spillcache.store.files import Files
@@ -138,28 +139,61 @@ def test_a_disk_that_fails_leaves_an_empty_slot_as_if_nothing_had_happened(
     assert np.array_equal(again.logits, wanted.logits)
 
 
-def test_a_running_conversation_goes_on_beside_a_bad_file(
+def test_a_running_conversation_is_not_touched_by_a_bad_file(
     gguf_model: ModelShelf, folder: SlotFolder, imported: list[int]
 ) -> None:
+    """Not even its cells lie elsewhere: all of the file is verified first."""
     asked, other = prompt(ASKED), prompt(300, seed=8)
     with started(gguf_model("gemma3"), slots=2) as stack:
         stack.answer(asked, 3)
         save(stack, folder)
     with started(gguf_model("gemma3"), slots=2) as stack:
         wanted = stack.answer(other, 200)
-    data = bytearray((folder.path / "a").read_bytes())
-    data[-5000] ^= 1
-    (folder.path / "a").write_bytes(data)
+    spoil(folder)
     with started(gguf_model("gemma3"), slots=2) as stack:
         events = stack.submit(other, 200)
-        events.get(timeout=20)
+        first = events.get(timeout=20)
         idle = next(slot.index for slot in stack.scheduler._slots if slot.job is None)
         imported.clear()
         with pytest.raises(SlotFileInvalid, match="the slot is as it was"):
             restore(stack, folder, slot=idle)
-        assert imported
+        assert not imported
         assert is_empty(stack, idle)
+        assert isinstance(first, TextEvent)
         assert [wanted.tokens[0], *collect(events).tokens] == wanted.tokens
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
+def test_another_slots_conversation_goes_on_as_it_would_have(
+    gguf_model: ModelShelf, folder: SlotFolder, kind: str, imported: list[int]
+) -> None:
+    asked, other = prompt(ASKED), prompt(300, seed=8)
+    with started(gguf_model(kind), slots=2, ram=False) as stack:
+        stack.answer(asked, 3)
+        save(stack, folder)
+    spoil(folder)
+    answers = []
+    for bad in (False, True):
+        with started(gguf_model(kind), slots=2, ram=False) as stack:
+            first = stack.answer(other, 4)
+            empty = next(each.index for each in stack.scheduler._slots if not each.chain)
+            imported.clear()
+            if bad:
+                with pytest.raises(SlotFileInvalid, match="the slot is as it was"):
+                    restore(stack, folder, slot=empty)
+                assert bool(imported) == (kind != "gemma3")  # whose windows share a ring
+                assert is_empty(stack, empty)
+            answers.append(stack.answer([*other, *first.tokens, 9], GOES_ON))
+    assert answers[1].cached == answers[0].cached == {"live": 303}
+    assert answers[1].tokens == answers[0].tokens
+    assert np.array_equal(answers[1].logits, answers[0].logits)
+
+
+def spoil(folder: SlotFolder) -> None:
+    """Change a bit near the end of the file."""
+    data = bytearray((folder.path / "a").read_bytes())
+    data[-5000] ^= 1
+    (folder.path / "a").write_bytes(data)
 
 
 def test_no_other_slot_gives_way_to_a_bad_file(
