@@ -33,6 +33,7 @@ from spillcache.serve import errands, slot_actions, slot_export
 from spillcache.serve.slot_actions import SlotDone
 from spillcache.serve.slots import Phase
 from spillcache.store import slot_writer
+from spillcache.store.cipher import Cipher
 from spillcache.store.files import Files
 from spillcache.store.slot_folder import SlotFolder, open_slot_folder
 from spillcache.store.steps import Steps
@@ -468,6 +469,68 @@ def test_an_engine_that_misses_a_part_leaves_the_slot_empty(
         with pytest.raises(SlotFileIOError, match="the slot is empty now"):
             restore(stack, folder)
     assert stack.engine.length(0) == 0
+
+
+def test_an_engine_that_takes_no_runs_says_so(
+    stack: Stack, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack.answer(prompt(300), 4)
+    save(stack, folder)
+    monkeypatch.setattr(stack.engine, "import_in_place", lambda *_: False)
+    with pytest.raises(SlotFileIOError, match="written as one; the slot is empty now"):
+        restore(stack, folder)
+
+
+def test_a_run_that_can_not_be_split_is_not_kept(
+    stack: Stack,
+    folder: SlotFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stack.answer(prompt(300), 4)
+    save(stack, folder)
+
+    def fail(*_: object) -> None:
+        raise StateRejected("not this one")
+
+    monkeypatch.setattr(stack.engine, "split_run", fail)
+    assert restore(stack, folder).tokens == 303
+    assert "a restored slot was not kept in RAM: not this one" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["llama", "lfm2"])
+def test_encrypted_runs_come_back(gguf_model: ModelShelf, tmp_path: Path, kind: str) -> None:
+    folder = open_slot_folder(tmp_path / "secret", 0, Cipher(b"k" * 32))
+    asked = prompt(700)
+    with started(gguf_model(kind)) as stack:
+        first = stack.answer(asked, 4)
+        save(stack, folder)
+        turn = [*asked, *first.tokens, 5]
+        wanted = stack.answer(turn, 8)
+    with started(gguf_model(kind)) as stack:
+        restore(stack, folder)
+        again = stack.answer(turn, 8)
+        assert again.cached == {"live": 703}
+        assert np.array_equal(again.logits, wanted.logits)
+        stack.scheduler.actions.erase(0)
+        assert stack.answer(asked, 2).cached["ram"] >= 512
+
+
+def test_an_engine_without_runs_saves_block_by_block(
+    gguf_model: ModelShelf, folder: SlotFolder
+) -> None:
+    """Flash attention off: each row of V would have to be split."""
+    asked = prompt(300)
+    with started(gguf_model("llama"), flash_attention="off") as stack:
+        first = stack.answer(asked, 4)
+        save(stack, folder)
+        turn = [*asked, *first.tokens, 5]
+        wanted = stack.answer(turn, 8)
+    with started(gguf_model("llama"), flash_attention="off") as stack:
+        restore(stack, folder)
+        again = stack.answer(turn, 8)
+    assert again.cached == {"live": 303}
+    assert np.array_equal(again.logits, wanted.logits)
 
 
 def test_a_bug_leaves_the_slot_empty_too(
