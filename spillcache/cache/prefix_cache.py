@@ -22,7 +22,6 @@ from spillcache.cache.memory import clamp_ram
 from spillcache.cache.policy import needed, restorable, tail_places
 from spillcache.cache.ram import RamBlock, RamTier
 from spillcache.cache.restore import RestoreStream, Source, Step
-from spillcache.cache.spare import Spare
 from spillcache.cache.spill import HANG_S, STEP_S, Flushed, Progress, Spiller
 from spillcache.cache.tails import Ends, in_ram, is_tail_of, longest, outgrown, tail_count
 from spillcache.cache.watch import Trouble, Watch
@@ -72,7 +71,6 @@ class PrefixCache:
         # Evicted blocks that wait for the disk live beside the others, within the same bound.
         self._queue_bytes = min(config.spill_queue_bytes, capacity // 8) if store is not None else 0
         self._resident_bytes = capacity - self._queue_bytes
-        self.spare = Spare(self._ram, self._lock, self._resident_bytes)
         self._streams: WeakSet[RestoreStream] = WeakSet()
         self._spiller: Spiller | None = None
         self._watch: Watch | None = None
@@ -367,8 +365,6 @@ class PrefixCache:
             block.pins += 1
         try:
             while not self._fits(size):
-                if self.spare.go():
-                    continue
                 victim = self._ram.victim()
                 if victim is None:
                     return False

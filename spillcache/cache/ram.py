@@ -182,11 +182,6 @@ class RamTier:
                 self._tails[block.parent][block.hash] = block
         self.order.add(block.hash, block.last_use)
 
-    def reserve(self, size: int) -> None:
-        """Count ``size`` bytes that somebody else has as used; less than 0 gives them back."""
-        self.used_bytes += size
-        self._pool.shrink(self.used_bytes + self._pool.free_bytes - self.capacity_bytes)
-
     def touch(self, chain: Sequence[BlockHash], now: float) -> int:
         """Count a use of a chain, given from its root on: its deepest block will go first.
 

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from spillcache.errors import NotOffered
+from spillcache.errors import NotOffered, StateRejected
 from spillcache.namespace import FieldValue
-from spillcache.state import BlockState, Geometry, Part
+from spillcache.state import BlockState, Buffer, Geometry, Part
 
 Tokens = NDArray[np.uint32]
 Logits = NDArray[np.float32]
@@ -334,13 +334,22 @@ class Engine(ABC):
         and stay valid until its next call: copy what you keep. Raises StateRejected.
         """
 
-    def export_in_place(self, sequence: int, block: int, memory: memoryview) -> int:  # noqa: ARG002
-        """As ``export``, without a copy, of a whole block that is nothing but its ``kv``: the
-        payload's bytes; 0, with nothing done, where the engine can't.
+    def export_run(self, sequence: int, block: int, count: int, memory: memoryview) -> int:  # noqa: ARG002
+        """Write the ``kv`` of ``count`` whole blocks, from ``block`` on, as one payload, without a
+        copy in between: the payload's bytes; 0 where the engine can't, or ``memory`` is too small.
 
-        ``memory``: HEADROOM_BYTES that are the engine's to overwrite, and room for the payload.
+        ``memory``: HEADROOM_BYTES that are the engine's to overwrite, and room for the payload. The
+        payload of one block is that of ``export``, and there is one only where blocks have no other
+        parts; that of several is at most as large as theirs together (``split_run``).
         """
         return 0
+
+    def split_run(self, payload: Buffer, count: int) -> Sequence[Buffer]:
+        """The ``kv`` of each block in the payload of a run of ``count`` blocks, copied; any thread.
+
+        Raises StateRejected.
+        """
+        raise StateRejected(f"a run of {count} blocks in {len(payload)} bytes")
 
     @abstractmethod
     def import_(
@@ -362,8 +371,8 @@ class Engine(ABC):
         self.import_(sequence, block, states[0])
         return 1
 
-    def import_in_place(self, sequence: int, block: int, memory: memoryview) -> bool:  # noqa: ARG002
-        """As ``import_``, without a copy, of a whole block that is nothing but its ``kv``.
+    def import_in_place(self, sequence: int, block: int, count: int, memory: memoryview) -> bool:  # noqa: ARG002
+        """As ``import_``, without a copy, of what ``export_run`` gave for these blocks.
 
         ``memory``: HEADROOM_BYTES that are the engine's to overwrite, and the payload. False, with
         nothing done, where the engine can't.

@@ -280,24 +280,35 @@ class LlamaEngine(Engine):
                 parts[Part.KV] = view[HEADER_BYTES:first_end]
         return parts
 
-    def export_in_place(self, sequence: int, block: int, memory: memoryview) -> int:
+    def export_run(self, sequence: int, block: int, count: int, memory: memoryview) -> int:
         """See Engine."""
-        size = self.geometry.block_tokens
-        stop = (block + 1) * size
-        if not self._only_kv or stop > self._sequences[sequence].length:
+        start, stop = (at * self.geometry.block_tokens for at in (block, block + count))
+        layout = self._state.run_layout(stop - start)
+        if layout is None or stop > self._sequences[sequence].length:
             return 0
-        self._memory.copy(sequence, self._spare, stop - size, stop)
+        self._memory.copy(sequence, self._spare, start, stop)
         try:
-            full, _ = self._memory.sizes(self._spare)
+            full, second = self._memory.sizes(self._spare)
+            if full > len(memory):
+                return 0
             self._memory.read_into(self._spare, memory[:full])
         finally:
             self._memory.drop(self._spare)
-        return full - HEADER_BYTES
+        rest = self._state.nothing_more
+        end = HEADER_BYTES + layout.size
+        in_order = layout.in_order(memory[HEADER_BYTES:end], start)
+        if full - second + HEADER_BYTES != end or end + len(rest) > len(memory) or not in_order:
+            return 0
+        memory[end : end + len(rest)] = rest
+        return layout.size + len(rest)
 
-    @property
-    def _only_kv(self) -> bool:
-        state = self._state
-        return state.kv is not None and state.window is None and state.recurrent is None
+    def split_run(self, payload: Buffer, count: int) -> Sequence[Buffer]:
+        """See Engine."""
+        size = self.geometry.block_tokens
+        layout, kv = self._state.run_layout(count * size), self._state.kv
+        if kv is None or layout is None or len(payload) < layout.size:
+            return super().split_run(payload, count)
+        return kv.split(payload, count)
 
     def _has_window(self, section: memoryview, sequence: int, start: int, stop: int) -> bool:
         window = self._state.window
@@ -343,12 +354,16 @@ class LlamaEngine(Engine):
             return False
         return True
 
-    def import_in_place(self, sequence: int, block: int, memory: memoryview) -> bool:
+    def import_in_place(self, sequence: int, block: int, count: int, memory: memoryview) -> bool:
         """See Engine."""
-        if not self._only_kv:
+        start, stop = (at * self.geometry.block_tokens for at in (block, block + count))
+        layout = self._state.run_layout(stop - start)
+        if layout is None:
             return False
-        stop = (block + 1) * self.geometry.block_tokens
-        self._import(sequence, block, [{Part.KV: memory[HEADROOM_BYTES:]}], stop, memory)
+        payload = memory[HEADROOM_BYTES:]
+        if payload[layout.size :] != self._state.nothing_more:
+            raise StateRejected("a run of blocks with something else behind it")
+        self._import(sequence, block, [{Part.KV: payload[: layout.size]}], stop, memory)
         return True
 
     def _import(
@@ -364,7 +379,8 @@ class LlamaEngine(Engine):
         if known.length != start:
             raise StateRejected(f"block {block} does not follow a sequence of {known.length}")
         if self._state.kv is not None:
-            self._check(states[0], start, min(stop, start + self.geometry.block_tokens))
+            first = stop if memory is not None else start + self.geometry.block_tokens
+            self._check(states[0], start, min(stop, first))
             has_window = Part.WINDOW in states[0]
             first_windows = has_window and start > 0 and known.windows_from == start
             try:
@@ -399,7 +415,7 @@ class LlamaEngine(Engine):
         window, blank = state.get(Part.WINDOW), self._state.blank
         if window is not None and self._state.window is not None:
             self._state.window.of(stop - start).check(window, start, stop)
-        if window is None and blank is not None and stop - start != blank.layout.cells:
+        if window is None and blank is not None and (stop - start) % blank.layout.cells:
             raise StateRejected("a tail without its window")
 
     def restored(self, sequence: int) -> bool:

@@ -71,6 +71,11 @@ class KVLayout:
         words = np.frombuffer(section, "<i4", self.cells * self.cell_bytes // 4, _CELLS_AT)
         return words.reshape(self.cells, self.cell_bytes // 4)[:, 0]
 
+    def in_order(self, section: Buffer, start: int) -> bool:
+        """Whether the cells are those from position ``start`` on, one after another."""
+        wanted = np.arange(start, start + self.cells, dtype=np.int32)
+        return bool((self.positions(section) == wanted).all())
+
     def check(self, section: Buffer, start: int, stop: int) -> None:
         """Raise StateRejected unless ``section`` has this layout and holds the cells start … stop -
         1.
@@ -104,6 +109,24 @@ class KVLayout:
             at = offset + size
             pieces += [view[offset:at] for view in views]
         return pieces
+
+    def split(self, section: Buffer, count: int) -> list[bytes]:
+        """The reverse of ``joined``: copies of the ``count`` sections of which ``section`` has the
+        cells.
+        """
+        whole, view = self.of(self.cells * count), memoryview(section).cast("B")
+        cells, at = self.cells * self.cell_bytes, _CELLS_AT
+        head = _U32X2.pack(1, self.cells)
+        shares: list[list[Buffer]] = [
+            [head, view[at + n * cells : at + (n + 1) * cells]] for n in range(count)
+        ]
+        at += count * cells
+        for (offset, _), (_, size) in zip(whole.data, self.data, strict=True):
+            for n, share in enumerate(shares):
+                rows = offset + n * size
+                share += [view[at:offset], view[rows : rows + size]]
+            at = offset + count * size
+        return [b"".join(share) for share in shares]
 
     def zeroed(self, section: Buffer) -> bytearray:
         """A copy of ``section`` whose rows are all zero."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from spillcache.engine.llama_sections import (
     HEADER_BYTES,
+    NO_CELLS,
     KVLayout,
     Placeholder,
     RecurrentLayout,
@@ -74,6 +75,24 @@ class LlamaState:
     def rotation(self) -> tuple[int, int]:
         """The rotations of quantised K and V that the state records, 0 where it records none."""
         return self.kv.rotation if self.kv else (0, 0)
+
+    @property
+    def nothing_more(self) -> bytes:
+        """The second section of a blob that has nothing in it."""
+        if self.recurrent is not None:
+            return self.recurrent.empty
+        return NO_CELLS if self.window is not None else b""
+
+    def run_layout(self, cells: int) -> KVLayout | None:
+        """Of the kv in a run of blocks with so many cells; None where there is no run: with
+        transposed V each row would have to be split, and it is not to be larger than its blocks.
+        """
+        kv = self.kv
+        if kv is None or (cells > kv.cells and self.v_trans):
+            return None
+        layout = kv.of(cells)
+        most = cells // kv.cells * kv.size
+        return layout if layout.size + len(self.nothing_more) <= most else None
 
     def geometry(self, block_tokens: int, call_tokens: int) -> Geometry:
         """What the tiers need to know; boundaries take at most as many bytes as the blocks between

@@ -29,7 +29,7 @@ from spillcache.namespace import Namespace
 from spillcache.serve.adapters import Namespaces
 from spillcache.serve.errands import Errands
 from spillcache.serve.slot_export import SlotExport
-from spillcache.serve.slot_import import SlotImport, SlotKeeper, check_parts
+from spillcache.serve.slot_import import SlotImport, SlotKeeper
 from spillcache.serve.slots import Phase, Slot
 from spillcache.store.buffers import AlignedBuffer, BufferPool
 from spillcache.store.slot_folder import SlotFolder
@@ -42,8 +42,8 @@ log = logging.getLogger("spillcache.serve")
 MOST_ACTIONS = 64
 """That run or wait; more are refused."""
 
-POOL_BYTES = 32 * MIB
-"""Buffers that saves leave to the next."""
+POOL_BYTES = 96 * MIB
+"""Buffers that actions leave to the next: memory that was never used may be slow the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,29 +121,30 @@ class SlotActions:
                 file = held.enter_context(
                     SlotFileReader(folder.files(), path, folder.steps, folder.cipher)
                 )
-                state = self._load(file, index, namespaces)
+                state = self._state_of(file, index, namespaces)
                 keeper = self._keeper(state)
                 SlotImport(self._engine, slot, self._slots, self._errands, self._forget).restore(
                     state
                 )
             done = SlotDone(state.tokens, state.file_bytes, time.monotonic() - began)
             if keeper is not None:
-                self._keep(keeper, held.pop_all())
-            elif self._cache is not None:
-                self._cache.spare.keep(state.memory)
+                self._keep(keeper, state.memory, held.pop_all())
+            else:
+                self._pool.give(state.memory)
         return self._done("restored", index, done)
 
     # Before the engine is touched.
 
-    def _load(self, file: SlotFileReader, index: int, namespaces: Namespaces) -> SlotState:
-        """What the file holds, all of it verified."""
+    def _state_of(self, file: SlotFileReader, index: int, namespaces: Namespaces) -> SlotState:
+        """What the file holds: all that can be known before its blocks are read, verified."""
         self._check(file.header)
         namespace = self._errands.do(lambda: _ours(file.namespace, namespaces))
         tokens, size = file.header.tokens, format_size(file.header.file_bytes)
         log.info("slot %d: restoring %d tokens, %s", index, tokens, size)
-        memory, fresh = self._memory(file)
-        state = file.load(self._engine.part_bytes, memory, fresh=fresh)
-        self._check_state(state)
+        state = file.state(self._engine.part_bytes, self._memory(file))
+        known = state.chain.tokens
+        if len(known) and int(known.max()) >= self._engine.limits.vocabulary:
+            raise _invalid("it has a token outside the vocabulary")
         state.chain.namespace = namespace
         return state
 
@@ -170,28 +171,18 @@ class SlotActions:
         if header.file_bytes > most:
             raise _invalid(f"it is larger than a slot of {header.tokens} tokens can be")
 
-    def _memory(self, file: SlotFileReader) -> tuple[AlignedBuffer, bool]:
-        """Where a file is read to, and whether nobody used that before: what an earlier restore
-        left, or as little as will do. Raises SlotFileNoMemory.
-        """
+    def _memory(self, file: SlotFileReader) -> AlignedBuffer:
+        """What a file is read through. Raises SlotFileNoMemory."""
         least = file.memory_bytes(self._engine.part_bytes)
-        if self._cache is not None:
-            for size in (file.header.file_bytes, least):
-                if (used := self._cache.spare.take(size)) is not None:
-                    return used, False
+        if (used := self._pool.find(least)) is not None:
+            return used
         available = available_bytes()
         if available is not None and least > available * SHARE:
             raise SlotFileNoMemory(
                 f"restoring takes {format_size(least)} of memory for a moment, and "
                 f"{format_size(available)} are available; the slot is as it was"
             )
-        return AlignedBuffer(least), True
-
-    def _check_state(self, state: SlotState) -> None:
-        tokens = state.chain.tokens
-        if len(tokens) and int(tokens.max()) >= self._engine.limits.vocabulary:
-            raise _invalid("it has a token outside the vocabulary")
-        check_parts(state, self._engine.geometry)
+        return AlignedBuffer(least)
 
     # The slot.
 
@@ -222,24 +213,21 @@ class SlotActions:
     # RAM.
 
     def _keeper(self, state: SlotState) -> SlotKeeper | None:
-        if self._cache is None or state.private or not state.parts:
+        if self._cache is None or state.private or not state.blocks:
             return None
-        keeper = SlotKeeper(self._cache, self._errands, state)
+        keeper = SlotKeeper(self._cache, self._errands, state, self._engine.split_run)
         return keeper if keeper.fits else None
 
-    def _keep(self, keeper: SlotKeeper, held: ExitStack) -> None:
+    def _keep(self, keeper: SlotKeeper, memory: AlignedBuffer, held: ExitStack) -> None:
         """Keep it, and only then let the slot go: what is computed next must find it kept."""
 
         def run() -> None:
-            kept = False
             with held, contextlib.suppress(NotReady):
                 try:
                     keeper.keep()
-                    kept = True
+                    self._pool.give(memory)
                 except SpillcacheError as error:
                     log.warning("a restored slot was not kept in RAM: %s", error)
-            if kept:
-                keeper.release()
 
         threading.Thread(target=run, name="spillcache-slot-keep", daemon=True).start()
 

@@ -8,16 +8,17 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
+from spillcache.cache.policy import needed
 from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.chain import Chain
 from spillcache.config import format_size
 from spillcache.engine.base import Engine
 from spillcache.errors import SlotFileError, SlotFileIOError, StateRejected
 from spillcache.serve.errands import Errands, GoOn
-from spillcache.state import BlockState, Part
+from spillcache.state import BlockState, Buffer, Part
 from spillcache.store.buffers import BufferPool
 from spillcache.store.slot_folder import SlotFolder
-from spillcache.store.slot_format import file_bytes_max, record_bytes_max
+from spillcache.store.slot_format import RUN_BYTES_MAX, file_bytes_max, record_bytes_max
 from spillcache.store.slot_writer import Piece, SlotFileWriter
 from spillcache.store.steps import Step, Steps
 
@@ -63,6 +64,12 @@ class SlotExport:
         self._record_max = sum(record_bytes_max(size, chain.block_tokens) for size in sizes)
         """The most that one block takes in the file."""
         self._piece_bytes = self._record_max
+        blocks, geometry = chain.blocks, engine.geometry
+        others = (b for b in range(blocks) if needed(geometry, b, blocks) != (Part.KV,))
+        self._plain = next(others, blocks)
+        """The first block of which a restore needs something else than its kv."""
+        self._runs_to = 0
+        """The kv of the blocks before that is in the file."""
         self._boundaries: dict[int, BlockState] = {}
         self._pieces: deque[tuple[Piece, Step[None]]] = deque()
         """Those that are being written."""
@@ -168,35 +175,48 @@ class SlotExport:
         return self._errands.move(partial(self._export_some, writer, piece, block))
 
     def _export_some(self, writer: SlotFileWriter, piece: Piece, block: int, go_on: GoOn) -> int:
-        while block < self._count and piece.fits(self._record_max):
-            self._export_one(writer, piece, block)
-            block += 1
-            if not go_on():
-                break
-        return block
-
-    def _export_one(self, writer: SlotFileWriter, piece: Piece, block: int) -> None:
-        """Put what goes into the file of a block into ``piece``; raises SlotFileIOError."""
         try:
-            if block < self._chain.blocks:
-                fill = partial(self._engine.export_in_place, self._index, block)
-                if writer.add_in_place(piece, block, Part.KV, fill):
-                    return
-            held = piece.holds.enter_context(self._held(block))
-            for part, payload in sorted(self._export(block, held).items()):
-                # What RAM has is copied beside the engine's work, and not in it.
-                writer.add(piece, block, part, payload, later=payload is held.get(part))
+            while block < self._count and piece.fits(self._record_max):
+                if not self._export_run(writer, piece, block):
+                    self._export_one(writer, piece, block)
+                    block += 1
+                if not go_on():
+                    break
         except StateRejected as error:
             raise SlotFileIOError(
                 f"the engine gave no state of the slot: {error}; no file was changed"
             ) from error
+        return block
+
+    def _export_run(self, writer: SlotFileWriter, piece: Piece, block: int) -> bool:
+        """Put the kv of a run of blocks into ``piece``, if they are those of which a restore needs
+        nothing else; what there is of them besides comes after it, block by block.
+        """
+        size = self._engine.part_bytes.get(Part.KV, 0)
+        if block < self._runs_to or block >= self._plain or not size:
+            return False
+        most = min(RUN_BYTES_MAX, piece.room_bytes - record_bytes_max(0, 0)) // size
+        count = max(1, min(most, self._plain - block))
+        fill = partial(self._engine.export_run, self._index, block, count)
+        if writer.add_run(piece, block, count, fill):
+            self._runs_to = block + count
+            return True
+        self._plain = block  # windows or recurrent state would come along: none of the rest fits
+        return False
+
+    def _export_one(self, writer: SlotFileWriter, piece: Piece, block: int) -> None:
+        """Put what goes into the file of a block into ``piece``, but for what a run has."""
+        held = piece.holds.enter_context(self._held(block))
+        for part, payload in sorted(self._export(block, held).items()):
+            # What RAM has is copied beside the engine's work, and not in it.
+            writer.add(piece, block, part, payload, later=payload is held.get(part))
 
     def _export(self, block: int, held: BlockState) -> BlockState:
         """What goes into the file of a block; ``held``: what RAM has of it."""
         last, geometry = block == self._count - 1, self._engine.geometry
-        if not last and not geometry.has_kv:
-            return self._boundaries.get(block, {})
-        state = dict(self._engine.export(self._index, block, boundary=last))
+        state: dict[Part, Buffer] = {}
+        if block >= self._runs_to and (last or geometry.has_kv):
+            state.update(self._engine.export(self._index, block, boundary=last))
         state.update(self._boundaries.get(block, {}))
         if block < self._count - self._recent:
             state.pop(Part.WINDOW, None)

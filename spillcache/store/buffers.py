@@ -63,6 +63,10 @@ class BufferPool:
         """A buffer of at least ``size_bytes``, its content undefined; the caller owns it until
         ``give``.
         """
+        return self.find(size_bytes) or AlignedBuffer(size_bytes)
+
+    def find(self, size_bytes: int) -> AlignedBuffer | None:
+        """As ``take``, of the free ones, if one fits."""
         size = rounded(size_bytes)
         with self._lock:
             # What was given back last is still in the processor's caches.
@@ -71,7 +75,7 @@ class BufferPool:
                 best = min(fitting, key=lambda buffer: buffer.size)
                 self._free.remove(best)
                 return best
-        return AlignedBuffer(size)
+        return None
 
     def warm(self, count: int, size_bytes: int) -> None:
         """Fault in the pages of ``count`` buffers, which takes about a millisecond per MiB."""

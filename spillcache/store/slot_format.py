@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spillcache.chain import BlockHash, Chain
+from spillcache.config import MIB
 from spillcache.namespace import Namespace
 from spillcache.state import Buffer, Geometry, Part
 from spillcache.store.cipher import NO_KEY, OVERHEAD_BYTES
@@ -28,8 +29,11 @@ from spillcache.store.format import (
 )
 
 MAGIC = b"spillslt"
-VERSION = 1
-"""Another one is refused."""
+VERSION = 2
+READ_VERSIONS = (1, VERSION)
+"""Others are refused. Version 1 has no runs."""
+RUN_BYTES_MAX = 2 * MIB
+"""The largest payload of a record that several blocks share."""
 NAMESPACE_BYTES_MAX = 1 << 16
 SALTED, PRIVATE = 1, 2
 """Flags: the conversation has a salt; it was to be kept nowhere but where somebody saved it."""
@@ -88,7 +92,7 @@ class SlotHeader:
         end = _HEADER.size + CHECKSUM_BYTES
         if magic != MAGIC:
             raise FormatError("it is no slot file")
-        if (version, page) != (VERSION, PAGE_BYTES):
+        if version not in READ_VERSIONS or page != PAGE_BYTES:
             raise FormatError(f"version {version} with a header of {page} bytes is unknown")
         if checksum(data[: _HEADER.size]) != data[_HEADER.size : end]:
             raise FormatError("the header's checksum is wrong")
@@ -103,17 +107,19 @@ class SlotHeader:
         return header
 
 
-def part_header(chain: Chain, block: int, part: Part, size: int, key_id: bytes) -> RecordHeader:
+def part_header(
+    chain: Chain, block: int, part: Part, size: int, key_id: bytes, *, blocks: int = 1
+) -> RecordHeader:
     """The header, but for its digest, of one part of a block of ``chain``, or of its tail, which
-    comes after the last block; ``size``: the payload's bytes.
+    comes after the last block, or of a run of ``blocks``; ``size``: the payload's bytes.
     """
     is_tail = block == chain.blocks
-    count = len(chain) % chain.block_tokens if is_tail else chain.block_tokens
+    count = len(chain) % chain.block_tokens if is_tail else blocks * chain.block_tokens
     return _header(
         RecordClass.TAIL if is_tail else RecordClass.BLOCK,
         part,
         chain.namespace,
-        names=(chain.hash_of(block), chain.parent(block)),
+        names=(chain.hash_of(block + blocks - 1), chain.parent(block)),
         index=block,
         count=count,
         tail_tokens=count if is_tail else 0,

@@ -46,22 +46,22 @@ class Stretch:
         doing: str,
         view_bytes: int,
         start: int = 0,
-        fresh: bool = False,
     ) -> None:
         """The file's ``size_bytes``, from ``start`` on, through ``memory``: all of it, or at least
-        ``stretch_bytes``. ``fresh``: nobody used the memory before.
+        ``stretch_bytes``.
         """
         self._fill = fill
         self._steps = steps
         self._memory = memory
         self._size = size_bytes
         self._doing = doing
-        self._fresh = fresh
         whole = memory.size >= size_bytes
         self._front = 0 if whole else padded(view_bytes)
         chunks = -(-size_bytes // READ_BYTES)
         self._places = chunks if whole else (memory.size - self._front) // READ_BYTES
         self._next = start // READ_BYTES
+        self._used = (self._next + self._places) * READ_BYTES
+        """What is read after that goes to places that were used."""
         self._there = self._next * READ_BYTES
         self._free = self._there
         self._reads: deque[tuple[int, Step[None]]] = deque()
@@ -100,6 +100,6 @@ class Stretch:
         self._there = stop
 
     def _read(self, place: int, offset: int, count: int) -> None:
-        if self._fresh:  # a read into memory that is not there yet would wait for it page by page
+        if offset < self._used:  # a read into memory that is not there yet waits for each page
             self._memory.array[place : place + count : PAGE_BYTES] = 0
         self._fill(self._memory.view[place : place + count], offset)

@@ -52,9 +52,14 @@ class Piece:
         """Closed when all has been copied in: whoever needs what is copied later is held by it."""
         self._later: list[tuple[int, Buffer]] = []
 
+    @property
+    def room_bytes(self) -> int:
+        """What records may still take of the file."""
+        return self.buffer.size - self.used
+
     def fits(self, size_bytes: int) -> bool:
         """Whether records that take so much of the file still fit."""
-        return self.used + size_bytes <= self.buffer.size
+        return size_bytes <= self.room_bytes
 
     def add(self, header: RecordHeader, *contents: Buffer, later: bool = False) -> None:
         """Copy a record's tail tokens and payload in; the caller keeps its buffers. ``later``: not
@@ -142,29 +147,26 @@ class SlotFileWriter:
         """Copy one part of a block, or of the chain's tail, into ``piece``; blocks ascend.
         ``later``: ``seal`` does; then ``piece.holds`` must see to it that it stays.
         """
-        header = self._header(block, part, len(payload))
+        header = part_header(self._chain, block, part, len(payload), self._key_id)
         tail = b""
         if header.tail_tokens:
             tail = self._chain.tail_tokens(block, header.tail_tokens).astype("<u4").tobytes()
         piece.add(header, tail, payload, later=later)
 
-    def add_in_place(
-        self, piece: Piece, block: int, part: Part, fill: Callable[[memoryview], int]
+    def add_run(
+        self, piece: Piece, block: int, blocks: int, fill: Callable[[memoryview], int]
     ) -> bool:
-        """As ``add``, of a whole block's part that ``fill`` writes itself: it is given the rest of
-        the piece, from ``HEADROOM_BYTES`` before the payload on, and returns the payload's bytes,
-        or 0 if it can't.
+        """As ``add``, of the kv of a run of whole blocks that ``fill`` writes itself: it is given
+        the rest of the piece, from ``HEADROOM_BYTES`` before the payload on, and returns the
+        payload's bytes, or 0 if it can't.
         """
         start = piece.used + RECORD_HEADER_BYTES - HEADROOM_BYTES
         size = fill(piece.buffer.view[start:])
         if size:
-            header = self._header(block, part, size)
+            header = part_header(self._chain, block, Part.KV, size, self._key_id, blocks=blocks)
             piece.records.append((piece.used, header))
             piece.used += header.record_bytes
         return size > 0
-
-    def _header(self, block: int, part: Part, size: int) -> RecordHeader:
-        return part_header(self._chain, block, part, size, self._key_id)
 
     def seal(self, piece: Piece) -> None:
         """Copy what is not there yet; encrypt and digest what was added, in the order in which

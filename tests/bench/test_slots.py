@@ -22,5 +22,6 @@ def test_both_rows_are_measured(gguf_model: ModelShelf, tmp_path: Path) -> None:
     for row in report["rows"]:
         assert row["bytes"] > 1 << 20
         assert min(row["save_ratio"], row["restore_ratio"], row["p99_ratio"]) > 0
+        assert row["restore_over_ratio"] > 0
     assert done.returncode == (0 if report["ok"] else 1)
     assert list(tmp_path.iterdir()) == []

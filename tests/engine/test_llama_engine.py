@@ -328,19 +328,44 @@ def test_a_state_layout_that_is_not_known_turns_the_tiers_off(
     engine.close()
 
 
-def test_a_block_that_is_only_kv_goes_out_and_in_where_it_lies(gguf_model: ModelShelf) -> None:
-    engine = open_engine(model_of(gguf_model, "llama"))
-    prefill(engine, 0, tokens(3 * SIZE + 5))
-    wanted = bytes(engine.export(0, 1)[Part.KV])
-    memory = memoryview(bytearray(HEADROOM_BYTES + len(wanted) + 100))
-    assert engine.export_in_place(0, 1, memory) == len(wanted)
-    assert memory[HEADROOM_BYTES : HEADROOM_BYTES + len(wanted)] == wanted
-    assert engine.export_in_place(0, 3, memory) == 0  # a tail
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2", "qwen35"])
+def test_a_run_of_blocks_goes_out_and_in_where_it_lies(gguf_model: ModelShelf, kind: str) -> None:
+    """And is, split, what the blocks give one by one."""
+    engine, other = (open_engine(model_of(gguf_model, kind), context_tokens=4096) for _ in "ab")
+    saved = prefill(engine, 0, tokens(24 * SIZE + 5))
+    size = engine.part_bytes[Part.KV]
+    memory = memoryview(bytearray(HEADROOM_BYTES + 40 * size + (1 << 20)))
+    other.import_run(1, 0, [{Part.KV: saved[0][Part.KV]}])
+    for block, count in ((1, 5), (6, 10)):
+        used = engine.export_run(0, block, count, memory)
+        assert 0 < used <= count * size
+        payload = memory[HEADROOM_BYTES : HEADROOM_BYTES + used]
+        split = engine.split_run(payload, count)
+        assert split == [saved[n][Part.KV] for n in range(block, block + count)]
+        assert other.import_in_place(1, block, count, memory[: HEADROOM_BYTES + used])
+    assert other.length(1) == 16 * SIZE
+    for block in range(16):
+        assert other.export(1, block)[Part.KV] == saved[block][Part.KV]
+    assert engine.export_run(0, 20, 5, memory) == 0  # a tail
+    assert engine.export_run(0, 0, 5, memory[: 4 * size]) == 0
+    with pytest.raises(StateRejected, match="follow"):
+        other.import_in_place(1, 6, 10, memory[: HEADROOM_BYTES + used])
     with pytest.raises(StateRejected):
-        engine.export_in_place(0, 1, memory[: len(wanted) // 2])
-    assert engine.export_in_place(0, 0, memory) == len(wanted)
-    assert engine.import_in_place(1, 0, memory[: HEADROOM_BYTES + len(wanted)])
-    assert bytes(engine.export(1, 0)[Part.KV]) == bytes(engine.export(0, 0)[Part.KV])
+        other.import_in_place(1, 16, 10, memory[: HEADROOM_BYTES + used + 1])
+    with pytest.raises(StateRejected, match="a run of 10 blocks"):
+        engine.split_run(payload[:1000], 10)
+    engine.close()
+    other.close()
+
+
+def test_a_block_that_is_only_kv_is_a_run_of_one(gguf_model: ModelShelf) -> None:
+    engine = open_engine(model_of(gguf_model, "llama"))
+    saved = prefill(engine, 0, tokens(SIZE))
+    memory = memoryview(bytearray(1 << 20))
+    used = engine.export_run(0, 0, 1, memory)
+    assert memory[HEADROOM_BYTES : HEADROOM_BYTES + used] == saved[0][Part.KV]
+    assert engine.import_in_place(1, 0, 1, memory[: HEADROOM_BYTES + used])
+    assert engine.export(1, 0)[Part.KV] == saved[0][Part.KV]
     engine.close()
 
 
@@ -375,13 +400,26 @@ def test_a_first_block_that_is_half_taken_leaves_nothing(
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "lfm2", "mamba"])
-def test_a_block_with_other_parts_does_not(gguf_model: ModelShelf, kind: str) -> None:
+def test_a_block_with_other_parts_is_none(gguf_model: ModelShelf, kind: str) -> None:
     engine = open_engine(model_of(gguf_model, kind))
     prefill(engine, 0, tokens(2 * SIZE))
     memory = memoryview(bytearray(1 << 20))
-    assert engine.export_in_place(0, 0, memory) == 0
+    assert engine.export_run(0, 0, 1, memory) == 0
     assert not any(memory)
-    assert not engine.import_in_place(1, 0, memory)
+    assert not engine.import_in_place(1, 0, 1, memory)
+    engine.close()
+
+
+@pytest.mark.parametrize("options", [{"kind": "mamba"}, {"flash_attention": "off"}])
+def test_where_blocks_can_not_be_split_there_are_no_runs(
+    gguf_model: ModelShelf, options: dict[str, str]
+) -> None:
+    kind = options.pop("kind", "llama")
+    engine = open_engine(model_of(gguf_model, kind), **options)
+    prefill(engine, 0, tokens(4 * SIZE))
+    memory = memoryview(bytearray(1 << 20))
+    assert engine.export_run(0, 0, 4, memory) == 0
+    assert not engine.import_in_place(1, 0, 4, memory)
     engine.close()
 
 

@@ -245,6 +245,10 @@ def test_joined_sections_are_one_with_all_their_cells(golden: bytes, extra: int)
     k, v = (section[at : at + size].hex(" ") for at, size in layout.of(4).data)
     assert k == bytes.fromhex("a0a1a2a3 b0b1b2b3 e0e1e2e3 f0f1f2f3").hex(" ")
     assert v == bytes.fromhex("c0c1 d0d1 c0c1 d0d1").hex(" ")
+    assert layout.split(section, 2) == [golden, later]
+    assert layout.of(4).in_order(section, 6)
+    assert not layout.of(4).in_order(section, 7)
+    assert not layout.of(4).in_order(b"".join(layout.joined([later, golden])), 6)
 
 
 # Recurrent sections.

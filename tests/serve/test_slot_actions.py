@@ -29,10 +29,11 @@ from spillcache.errors import (
     StateRejected,
 )
 from spillcache.namespace import Namespace
-from spillcache.serve import errands, slot_actions, slot_export, slot_import
+from spillcache.serve import errands, slot_actions, slot_export
 from spillcache.serve.slot_actions import SlotDone
 from spillcache.serve.slots import Phase
 from spillcache.store import slot_writer
+from spillcache.store.cipher import Cipher
 from spillcache.store.files import Files
 from spillcache.store.slot_folder import SlotFolder, open_slot_folder
 from spillcache.store.steps import Steps
@@ -347,6 +348,7 @@ def test_a_file_that_lacks_a_part_is_refused(
     with started(gguf_model("llama")) as stack:
         stack.answer(prompt(300), 4)
         export = slot_export.SlotExport._export_one
+        monkeypatch.setattr(slot_export.SlotExport, "_export_run", lambda *_: False)
         monkeypatch.setattr(
             slot_export.SlotExport,
             "_export_one",
@@ -397,6 +399,7 @@ def test_memory_is_looked_at_before_it_is_taken(
 ) -> None:
     stack.answer(prompt(100), 4)
     save(stack, folder)
+    stack.scheduler.actions._pool.close()  # nothing is left of the save
     monkeypatch.setattr(slot_actions, "available_bytes", lambda: 10_000)
     with pytest.raises(SlotFileNoMemory, match=r"9\.8 KiB are available") as caught:
         restore(stack, folder)
@@ -422,24 +425,38 @@ def test_running_requests_keep_their_context(gguf_model: ModelShelf, folder: Slo
         assert stack.engine.length(slot.index) == 703
 
 
-@pytest.mark.parametrize("call", ["import_", "import_run", "restored"])
+@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [("llama", c) for c in ("import_", "import_in_place", "restored")] + [("gemma3", "import_run")],
+)
 def test_an_engine_that_fails_leaves_the_slot_empty(
-    stack: Stack, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch, call: str
+    gguf_model: ModelShelf,
+    folder: SlotFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    call: str,
+    empty: bool,
 ) -> None:
     asked = prompt(300)
-    stack.answer(asked, 4)
-    save(stack, folder)
 
     def fail(*_: object) -> None:
         raise StateRejected("not this one")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(stack.engine, call, fail)
-        with pytest.raises(SlotFileIOError, match="not this one; the slot is empty now") as caught:
-            restore(stack, folder)
-    assert (caught.value.status, caught.value.kind) == (500, "io")
-    assert (stack.engine.length(0), stack.scheduler._slots[0].chain) == (0, None)
-    assert stack.answer(asked, 4).tokens
+    with started(gguf_model(kind)) as stack:
+        stack.answer(asked, 4)
+        save(stack, folder)
+        if empty:
+            stack.scheduler.actions.erase(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(stack.engine, call, fail)
+            with pytest.raises(
+                SlotFileIOError, match="not this one; the slot is empty now"
+            ) as caught:
+                restore(stack, folder)
+        assert (caught.value.status, caught.value.kind) == (500, "io")
+        assert (stack.engine.length(0), stack.scheduler._slots[0].chain) == (0, None)
+        assert stack.answer(asked, 4).tokens
 
 
 def test_an_engine_that_misses_a_part_leaves_the_slot_empty(
@@ -454,13 +471,75 @@ def test_an_engine_that_misses_a_part_leaves_the_slot_empty(
     assert stack.engine.length(0) == 0
 
 
+def test_an_engine_that_takes_no_runs_says_so(
+    stack: Stack, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack.answer(prompt(300), 4)
+    save(stack, folder)
+    monkeypatch.setattr(stack.engine, "import_in_place", lambda *_: False)
+    with pytest.raises(SlotFileIOError, match="written as one; the slot is empty now"):
+        restore(stack, folder)
+
+
+def test_a_run_that_can_not_be_split_is_not_kept(
+    stack: Stack,
+    folder: SlotFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stack.answer(prompt(300), 4)
+    save(stack, folder)
+
+    def fail(*_: object) -> None:
+        raise StateRejected("not this one")
+
+    monkeypatch.setattr(stack.engine, "split_run", fail)
+    assert restore(stack, folder).tokens == 303
+    assert "a restored slot was not kept in RAM: not this one" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["llama", "lfm2"])
+def test_encrypted_runs_come_back(gguf_model: ModelShelf, tmp_path: Path, kind: str) -> None:
+    folder = open_slot_folder(tmp_path / "secret", 0, Cipher(b"k" * 32))
+    asked = prompt(700)
+    with started(gguf_model(kind)) as stack:
+        first = stack.answer(asked, 4)
+        save(stack, folder)
+        turn = [*asked, *first.tokens, 5]
+        wanted = stack.answer(turn, 8)
+    with started(gguf_model(kind)) as stack:
+        restore(stack, folder)
+        again = stack.answer(turn, 8)
+        assert again.cached == {"live": 703}
+        assert np.array_equal(again.logits, wanted.logits)
+        stack.scheduler.actions.erase(0)
+        assert stack.answer(asked, 2).cached["ram"] >= 512
+
+
+def test_an_engine_without_runs_saves_block_by_block(
+    gguf_model: ModelShelf, folder: SlotFolder
+) -> None:
+    """Flash attention off: each row of V would have to be split."""
+    asked = prompt(300)
+    with started(gguf_model("llama"), flash_attention="off") as stack:
+        first = stack.answer(asked, 4)
+        save(stack, folder)
+        turn = [*asked, *first.tokens, 5]
+        wanted = stack.answer(turn, 8)
+    with started(gguf_model("llama"), flash_attention="off") as stack:
+        restore(stack, folder)
+        again = stack.answer(turn, 8)
+    assert again.cached == {"live": 303}
+    assert np.array_equal(again.logits, wanted.logits)
+
+
 def test_a_bug_leaves_the_slot_empty_too(
     stack: Stack, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.answer(prompt(300), 4)
     save(stack, folder)
     with monkeypatch.context() as patch:
-        patch.setattr(stack.engine, "import_run", lambda *_: 1 // 0)
+        patch.setattr(stack.engine, "import_in_place", lambda *_: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             restore(stack, folder)
     assert stack.engine.length(0) == 0
@@ -717,7 +796,7 @@ def test_stopping_waits_a_while_for_actions(gguf_model: ModelShelf, folder: Slot
         assert not stopping.is_alive()
 
 
-def test_large_blocks_are_imported_where_they_lie(
+def test_blocks_are_imported_where_they_lie(
     gguf_model: ModelShelf, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = prompt(300)
@@ -726,7 +805,6 @@ def test_large_blocks_are_imported_where_they_lie(
         save(stack, folder)
         turn = [*asked, *first.tokens, 5]
         wanted = stack.answer(turn, 8)
-    monkeypatch.setattr(slot_import, "IN_PLACE_BYTES", 1)
     with started(gguf_model("llama")) as stack:
         monkeypatch.setattr(stack.engine, "import_run", lambda *_: pytest.fail("copied"))
         restore(stack, folder)

@@ -87,16 +87,26 @@ def read(path: Path, cipher: Cipher | None = None, files: Files | None = None) -
 
 
 def load(file: SlotFileReader) -> SlotState:
-    """Into memory for all of it."""
-    return file.load(PART_BYTES, AlignedBuffer(file.header.file_bytes), fresh=True)
+    """And read and verify all of it, once."""
+    found = file.state(PART_BYTES, AlignedBuffer(file.memory_bytes(PART_BYTES)))
+    for _ in found.runs():
+        pass
+    return found
 
 
 def plain(state: SlotState) -> State:
-    return [
-        {part: bytes(view) for part, view in parts.items()}
-        for _, run in state.runs()
-        for parts in run
-    ]
+    """What its file, which is still open, says of each block."""
+    found: State = [{} for _ in range(state.blocks)]
+    for run in state.runs():
+        for record in run:
+            assert record.blocks == 1
+            found[record.block][record.part] = bytes(record.payload)
+    return found
+
+
+def read_plain(path: Path, cipher: Cipher | None = None, files: Files | None = None) -> State:
+    with SlotFileReader(files or Files(), path, Steps, cipher) as file:
+        return plain(load(file))
 
 
 class Fails(Files):

@@ -6,6 +6,7 @@ import random
 import shutil
 import stat
 import threading
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,14 @@ from slot_tools import (
     PART_BYTES,
     SIZE,
     Fails,
+    State,
     conversation,
     front_of,
     load,
     names,
     plain,
     read,
+    read_plain,
     state_of,
     write,
     writer_of,
@@ -34,14 +37,14 @@ from spillcache.errors import (
 )
 from spillcache.namespace import Namespace
 from spillcache.state import Part
-from spillcache.store import slot_reader, slot_stretch, slot_writer
+from spillcache.store import slot_blocks, slot_format, slot_reader, slot_stretch, slot_writer
 from spillcache.store.buffers import AlignedBuffer
 from spillcache.store.cipher import Cipher
 from spillcache.store.files import Files
 from spillcache.store.slot_folder import open_slot_folder
-from spillcache.store.slot_format import PRIVATE, SALTED
+from spillcache.store.slot_format import PRIVATE, RUN_BYTES_MAX, SALTED
 from spillcache.store.slot_reader import SlotFileReader
-from spillcache.store.slot_state import Run
+from spillcache.store.slot_state import Run, SlotState
 from spillcache.store.slot_writer import Piece
 from spillcache.store.steps import Steps
 
@@ -55,8 +58,8 @@ def test_what_was_saved_comes_back(tmp_path: Path, tokens: int, direct: bool) ->
     state = state_of(chain)
     size = write(tmp_path / "a", chain, state, files=Files(direct=direct))
     assert size == (tmp_path / "a").stat().st_size
+    assert read_plain(tmp_path / "a", files=Files(direct=direct)) == state
     found = read(tmp_path / "a", files=Files(direct=direct))
-    assert plain(found) == state
     assert (found.tokens, found.private, found.file_bytes) == (tokens, False, size)
     assert found.chain.tokens.tolist() == chain.tokens.tolist()
     assert (found.chain.root, found.chain.hashes) == (chain.root, chain.hashes)
@@ -95,9 +98,8 @@ def test_large_records_are_written_and_read_in_small_calls(
     sizes.clear()
     with SlotFileReader(Watched(), tmp_path / "a", Steps) as file:
         sizes.clear()
-        memory = AlignedBuffer(file.header.file_bytes)
-        found = file.load({Part.KV: 30_000}, memory)
-    assert plain(found) == state
+        memory = AlignedBuffer(file.memory_bytes({Part.KV: 30_000}))
+        assert plain(file.state({Part.KV: 30_000}, memory)) == state
     assert max(sizes) == 8192
 
 
@@ -234,12 +236,17 @@ def test_the_first_record_must_be_the_namespaces_and_the_second_the_tokens(whole
 def streamed(path: Path, monkeypatch: pytest.MonkeyPatch) -> SlotFileReader:
     """Of a file that is larger than the memory that it needs."""
     monkeypatch.setattr(slot_stretch, "READ_BYTES", 16384)
-    monkeypatch.setattr(slot_reader, "RUN_BYTES", 32768)
+    monkeypatch.setattr(slot_blocks, "RUN_BYTES", 32768)
+    monkeypatch.setattr(slot_reader, "RUN_BYTES_MAX", 5000)
     return SlotFileReader(Files(), path, Steps, Cipher(b"k" * 32))
 
 
+def state_in(file: SlotFileReader) -> SlotState:
+    return file.state(PART_BYTES, AlignedBuffer(file.memory_bytes(PART_BYTES)))
+
+
 @pytest.mark.parametrize("key", [None, b"k" * 32])
-def test_what_memory_does_not_hold_is_read_twice(
+def test_it_may_be_read_as_often_as_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: bytes | None
 ) -> None:
     chain = conversation(SIZE * 500 + 3)
@@ -248,52 +255,67 @@ def test_what_memory_does_not_hold_is_read_twice(
     cipher = Cipher(key) if key else None
     write(tmp_path / "a", chain, state, cipher=cipher)
     with streamed(tmp_path / "a", monkeypatch) as file:
-        least = file.memory_bytes(PART_BYTES)
-        assert least < 1 << 20 < file.header.file_bytes // 2
-        found = file.load(PART_BYTES, AlignedBuffer(least), fresh=True)
-        for _ in range(2):
+        assert file.memory_bytes(PART_BYTES) < 1 << 20 < file.header.file_bytes // 2
+        found = state_in(file)
+        for _ in range(3):
             assert plain(found) == state
-        assert [set(parts) for parts in found.parts] == [set(parts) for parts in state]
-        firsts = [first for first, _ in found.runs()]
+        firsts = [run[0].block for run in found.runs()]
     assert len(firsts) > 50
     assert (firsts[0], sorted(firsts)) == (0, firsts)
 
 
-def test_a_run_lasts_until_the_second_after_it(
+def test_a_run_lasts_until_so_many_more_were_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chain = conversation(SIZE * 500)
     state = state_of(chain)
     write(tmp_path / "a", chain, state)
     with streamed(tmp_path / "a", monkeypatch) as file:
-        found = file.load(PART_BYTES, AlignedBuffer(file.memory_bytes(PART_BYTES)))
-        last: Run = (0, ())
-        for run in found.runs():
-            for first, blocks in (last, run):
-                for index, parts in enumerate(blocks, first):
-                    assert parts == state[index]
-            last = run
+        held: deque[Run] = deque(maxlen=slot_blocks.HELD_RUNS)
+        for run in state_in(file).runs():
+            held.append(run)
+            for record in (each for some in held for each in some):
+                assert record.payload == state[record.block][record.part]
 
 
-def test_damage_is_noticed_where_memory_holds_little(
+def read_into(seen: bytearray, reader: SlotFileReader, state: State) -> None:
+    with reader as file:
+        for run in state_in(file).runs():
+            for record in run:
+                assert record.payload == state[record.block][record.part]
+                seen += record.payload
+
+
+def test_what_is_handed_out_is_whole_before_the_rest_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A flipped bit ends the runs where it is; those before it are what they should be."""
     chain, places = conversation(SIZE * 300), random.Random(5)
-    write(tmp_path / "whole", chain, state_of(chain))
+    state = state_of(chain)
+    write(tmp_path / "whole", chain, state)
     data = (tmp_path / "whole").read_bytes()
     assert len(data) > 1 << 21
     for number in range(40):
         changed = bytearray(data)
-        if number % 2:
-            changed[places.randrange(len(data))] ^= 1 << places.randrange(8)
-        else:
-            del changed[places.randrange(len(data)) :]
+        place = len(data) - 1 - number if number < 4 else places.randrange(len(data))
+        changed[place] ^= 1 << places.randrange(8)
         (tmp_path / "a").write_bytes(changed)
-        with (
-            pytest.raises(SlotFileInvalid, match="the slot is as it was"),
-            streamed(tmp_path / "a", monkeypatch) as file,
-        ):
-            file.load(PART_BYTES, AlignedBuffer(file.memory_bytes(PART_BYTES)))
+        seen = bytearray()
+        with pytest.raises(SlotFileInvalid, match="the slot is as it was"):
+            read_into(seen, streamed(tmp_path / "a", monkeypatch), state)
+        assert len(seen) <= place
+
+
+def test_a_file_that_is_cut_or_longer_hands_out_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, places = conversation(SIZE * 300), random.Random(6)
+    write(tmp_path / "whole", chain, state_of(chain))
+    data = (tmp_path / "whole").read_bytes()
+    for size in (*(places.randrange(len(data)) for _ in range(10)), len(data) + 4096):
+        (tmp_path / "a").write_bytes(data[:size].ljust(size, b"\0"))
+        with pytest.raises(SlotFileInvalid), streamed(tmp_path / "a", monkeypatch):
+            pytest.fail("it was opened")
 
 
 def test_what_changes_between_two_readings_is_not_handed_out(
@@ -304,16 +326,90 @@ def test_what_changes_between_two_readings_is_not_handed_out(
     write(tmp_path / "a", chain, state)
     write(tmp_path / "b", chain, [{Part.KV: bytes(5000)}, *state[1:]])
     with streamed(tmp_path / "a", monkeypatch) as file:
-        found = file.load(PART_BYTES, AlignedBuffer(file.memory_bytes(PART_BYTES)))
+        found = state_in(file)
+        assert plain(found) == state
         # Another file's record, whole, and of the same block.
         data = (tmp_path / "b").read_bytes()
         with open(tmp_path / "a", "r+b") as changed:
             changed.write(data)
         with pytest.raises(SlotFileIOError, match="was changed while it was read"):
-            list(found.runs())
+            next(found.runs())
         os.truncate(tmp_path / "a", 8192)
         with pytest.raises(SlotFileIOError, match="ended early while the slot file was read again"):
             list(found.runs())
+
+
+# Runs of blocks.
+
+
+def with_run(
+    path: Path, chain: Chain, *, run: tuple[int, int], size: int, **fields: object
+) -> None:
+    """A file whose blocks from ``run[0]`` on share a record of kv, so many of them."""
+    forger = Forger(Files(), path, chain, 0)
+    forger.begin()
+    forger.write(front_of(forger))
+    piece = Piece(RUN_BYTES_MAX + 8192)
+
+    def fill(memory: memoryview) -> int:
+        memory[8 : 8 + size] = bytes(range(256)) * (size // 256)
+        return size
+
+    for block in range(run[0]):
+        forger.add(piece, block, Part.KV, bytes(5000))
+    assert forger.add_run(piece, *run, fill)
+    forger.forge(piece, **fields)
+    for block in range(run[0] + (0 if fields else run[1]), chain.blocks):
+        forger.add(piece, block, Part.KV, bytes(5000))
+    forger.seal(piece)
+    forger.write(piece)
+    forger.flush()
+    forger.publish()
+    forger.abandon()
+
+
+def test_blocks_may_share_a_record(tmp_path: Path) -> None:
+    chain = conversation(SIZE * 6)
+    with_run(tmp_path / "a", chain, run=(1, 3), size=4096 * 3)
+    with SlotFileReader(Files(), tmp_path / "a", Steps) as file:
+        [run] = list(load(file).runs())
+        assert [(each.block, each.blocks) for each in run] == [(0, 1), (1, 3), (4, 1), (5, 1)]
+        assert run[1].payload == bytes(range(256)) * 48
+
+
+@pytest.mark.parametrize(
+    ("run", "size", "fields"),
+    [
+        ((1, 3), 4096 * 4, {}),  # larger than three blocks
+        ((1, 3), 4096, {"part": 3}),  # of another part
+        ((4, 2), 4096, {"token_count": SIZE * 3}),  # beyond the end
+        ((1, 3), 4096, {"token_count": SIZE * 2}),  # under another's name
+        ((1, 3), 4096, {"token_count": SIZE * 3 + 1}),
+        ((1, 3), 4096, {"rank": 0}),  # followed by blocks of its own
+    ],
+)
+def test_a_run_that_can_not_be_is_refused(
+    tmp_path: Path, run: tuple[int, int], size: int, fields: dict[str, object]
+) -> None:
+    with_run(tmp_path / "a", conversation(SIZE * 6), run=run, size=size, **fields)
+    with pytest.raises(SlotFileInvalid, match=r"belong|larger|another block"):
+        read(tmp_path / "a")
+
+
+def test_a_run_has_a_largest_size(tmp_path: Path) -> None:
+    chain = conversation(SIZE * 600)
+    with_run(tmp_path / "a", chain, run=(0, 500), size=RUN_BYTES_MAX + 4096)
+    with pytest.raises(SlotFileInvalid, match="larger than its part can be"):
+        read(tmp_path / "a")
+
+
+def test_files_of_version_1_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = conversation(70)
+    monkeypatch.setattr(slot_format, "VERSION", 1)
+    write(tmp_path / "a", chain, state_of(chain))
+    monkeypatch.undo()
+    assert (tmp_path / "a").read_bytes()[8] == 1
+    assert read_plain(tmp_path / "a") == state_of(chain)
 
 
 def test_a_record_that_says_it_is_larger_than_memory_is_refused(
@@ -336,7 +432,7 @@ def test_a_record_that_says_it_is_larger_than_memory_is_refused(
         pytest.raises(SlotFileInvalid, match="larger than its part can be"),
         streamed(tmp_path / "a", monkeypatch) as file,
     ):
-        file.load(PART_BYTES, AlignedBuffer(file.memory_bytes(PART_BYTES)))
+        load(file)
 
 
 def test_blocks_must_ascend(tmp_path: Path) -> None:
@@ -410,7 +506,7 @@ def test_encrypted_files_hold_nothing_in_the_clear(tmp_path: Path) -> None:
     assert chain.tokens.astype("<u4").tobytes()[:32] not in data
     assert chain.tail_tokens(2, 8).astype("<u4").tobytes() not in data
     assert state[0][Part.KV][:64] not in data
-    assert plain(read(tmp_path / "a", cipher)) == state
+    assert read_plain(tmp_path / "a", cipher) == state
     for other in (None, Cipher(b"x" * 32)):
         with pytest.raises(SlotFileInvalid, match="encrypted"):
             read(tmp_path / "a", other)

@@ -32,7 +32,7 @@ HEADER = SlotHeader(
 )
 HEADER_HEX = (
     "7370696c6c736c74"  # spillslt
-    "01000000" "00100000"  # version, page
+    "02000000" "00100000"  # version, page
     "03000000" "40000000"  # flags, tokens of a block
     "8200000000000000" "0300000000000000"  # tokens, parts
     "0000000002000000"  # bytes of the file, over 32 bits
@@ -54,7 +54,7 @@ TOKENS_HEX = (
 def test_the_header_is_pinned() -> None:
     data = HEADER.encode()
     check = blake3(bytes.fromhex(HEADER_HEX)).digest(16).hex()
-    assert check == "76b61639724a4236ba3a63c416d512c3"
+    assert check == "88fb1f2fcc2d1c4685f57defad2ecc3d"
     assert data.hex() == HEADER_HEX + check + "00" * (4096 - 152)
     assert SlotHeader.parse(data) == HEADER
 
@@ -75,6 +75,9 @@ def test_blocks_and_tails_have_the_records_of_the_store() -> None:
     assert (tail.record_class, tail.block, tail.parent) == (2, chain.tail(2, 1), chain.hashes[1])
     assert (tail.block_index, tail.token_count, tail.tail_tokens) == (2, 1, 1)
     assert (block.raw_bytes, block.stored_bytes, block.codec, block.rank) == (100, 100, 0, 0)
+    run = part_header(chain, 0, Part.KV, 200, bytes(8), blocks=2)
+    assert (run.record_class, run.block, run.parent) == (1, chain.hashes[1], chain.root)
+    assert (run.block_index, run.token_count, run.raw_bytes) == (0, 32, 200)
     secret = part_header(chain, 2, Part.KV, 100, b"k" * 8)
     assert secret.stored_bytes == 100 + 4 + 12 + 16
 
@@ -99,8 +102,8 @@ def test_other_versions_and_other_files_are_refused() -> None:
     data = bytearray(HEADER.encode())
     with pytest.raises(FormatError, match="shorter"):
         SlotHeader.parse(data[:4095])
-    data[8] = 2
-    with pytest.raises(FormatError, match="version 2"):
+    data[8] = 3
+    with pytest.raises(FormatError, match="version 3"):
         SlotHeader.parse(data)
     with pytest.raises(FormatError, match="no slot file"):
         SlotHeader.parse(b"GGUF".ljust(4096, b"\0"))
