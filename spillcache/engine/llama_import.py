@@ -1,6 +1,6 @@
-"""Blocks' attention state on its way into a sequence. llama.cpp replaces a whole sequence by what it
-reads, so only the first goes straight there, and what follows through the spare one. Engine's
-thread.
+"""Blocks' attention state on its way into a sequence: llama.cpp replaces a whole one by what it
+reads, so only what comes first goes straight there, and the rest through the spare sequence.
+Engine's thread.
 """
 
 from collections.abc import Sequence

@@ -386,9 +386,10 @@ def test_a_first_block_that_is_half_taken_leaves_nothing(
         raise StateRejected("the second section was not taken")
 
     engine.clear(0)
-    with monkeypatch.context() as patch, pytest.raises(StateRejected):
+    with monkeypatch.context() as patch:
         patch.setattr(engine._memory, "set", half)
-        restore(engine, 0, saved)
+        with pytest.raises(StateRejected):
+            restore(engine, 0, saved)
     engine.clear(0)
     assert engine._memory.oldest(0) == -1
     prefill(engine, 0, wanted)
