@@ -360,8 +360,8 @@ class Engine(ABC):
         ``tokens``: how many positions it has; fewer than a whole block's in a tail, which comes
         last and with all its parts. Blocks come in ascending order; parts that are not needed there
         (old windows, boundaries before the end) may be missing. The payloads are copied before it
-        returns. Raises StateRejected, and ContextFullError where the cells are used up: then the
-        sequence must be cleared.
+        returns. Raises StateRejected, and ContextFullError where the cells are used up: after
+        either the sequence must be cleared.
         """
 
     def import_run(self, sequence: int, block: int, states: Sequence[BlockState]) -> int:

@@ -112,9 +112,12 @@ class KVLayout:
 
     def split(self, section: Buffer, count: int) -> list[bytes]:
         """The reverse of ``joined``: copies of the ``count`` sections of which ``section`` has the
-        cells.
+        cells, in their order; raises StateRejected if they are in another.
         """
         whole, view = self.of(self.cells * count), memoryview(section).cast("B")
+        found = whole.positions(section)
+        if not (np.diff(found) == 1).all():
+            raise StateRejected("a KV section whose positions are not in order")
         cells, at = self.cells * self.cell_bytes, _CELLS_AT
         head = _U32X2.pack(1, self.cells)
         shares: list[list[Buffer]] = [

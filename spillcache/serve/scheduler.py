@@ -273,6 +273,7 @@ class Scheduler:
         """Give ``job`` its slot."""
         job.started = job.started or time.monotonic()
         job.ticket.started = True
+        self.actions.make_way()
         start = self._admission.begin(job)
         slot, restore = start.slot, start.restore
         if not job.answer:  # else it is taken up again, and this is no longer about the prompt
@@ -532,4 +533,4 @@ class Scheduler:
             self._keeper.settle(slot)
         self._engine.clear(slot.index)
         slot.chain, slot.boundary, slot.restore, slot.phase = None, None, None, Phase.IDLE
-        slot.on_trial = 0
+        slot.on_trial, slot.unverified = 0, False

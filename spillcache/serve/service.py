@@ -40,6 +40,8 @@ from spillcache.store.slot_folder import SlotFolder, open_slot_folder
 log = logging.getLogger("spillcache.serve")
 
 State = Literal["loading", "ready", "failed", "stopping", "stopped"]
+_SETTLE_S = 5.0
+"""A flush waits so long for what only the engine has; its thread may hang."""
 _HASH_WAIT_S = 5.0
 """A model that is hashed within this is waited for: then the first request finds the cache."""
 
@@ -282,8 +284,8 @@ class Service:
         if self._shelf is not None:
             self._shelf.flush()
         began = time.monotonic()
-        if self._scheduler is not None:
-            self._scheduler.settle(timeout_s)
+        if self._scheduler is not None and self._scheduler.alive:
+            self._scheduler.settle(min(timeout_s, _SETTLE_S))
         return self._cache.flush(max(0.0, timeout_s - (time.monotonic() - began)))
 
     def slot_action(self, action: SlotAction, slot: int, name: str) -> SlotDone:

@@ -87,6 +87,14 @@ class SlotActions:
         """Slots that actions have now, and which."""
         return {slot.index: slot.action for slot in self._slots if slot.action}
 
+    def make_way(self) -> None:
+        """A request is about to begin: empty a slot that is filled from a file that may be bad.
+        Engine's thread.
+        """
+        for slot in self._slots:
+            if slot.unverified:
+                self._forget(slot)
+
     def erase(self, index: int) -> SlotDone:
         """Empty a slot. Raises SlotFileInvalid, NotReady, Overloaded."""
         began = time.monotonic()

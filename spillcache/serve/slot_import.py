@@ -1,5 +1,6 @@
 """What a slot file holds, on its way into a slot, and then into RAM."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,13 @@ from spillcache.store.slot_state import Run, SlotState
 RUN_BYTES = 8 * MIB
 RUN_BLOCKS = 128
 """So much is imported in one call, where nobody waits for its end."""
+
+
+log = logging.getLogger("spillcache.serve")
+
+
+class _NotAloneError(Exception):
+    """A bad file would cost somebody something from here on."""
 
 
 class PartsCheck:
@@ -86,23 +94,35 @@ class SlotImport:
 
         Where a bad file would cost somebody something, all of it is verified before the engine is
         touched. Else an empty slot takes what is whole as it comes; nobody sees it until all of it
-        is known to be, and if it is not, the slot is as empty as it was.
+        is known to be, and if it is not, the slot is as empty as it was. When a request comes
+        meanwhile, the slot is emptied before it begins, and the file is begun again, and verified
+        first.
         """
-        verifies = not self.errands.do(lambda: self._enters_free(state.tokens))
-        if verifies:
-            for _ in self._runs(state):
-                pass
-            self.errands.do(lambda: self._make_room(state.tokens))
+        if self.errands.do(lambda: self._enters_free(state.tokens)):
+            try:
+                self._take(state, alone=True)
+                return
+            except _NotAloneError:
+                log.info("a request came while a slot file was read: all of it is verified first")
+        for _ in self._runs(state):
+            pass
+        self.errands.do(lambda: self._make_room(state.tokens))
+        self._take(state, alone=False)
+
+    def _take(self, state: SlotState, *, alone: bool) -> None:
+        """Import it into the slot, which is empty; whatever fails, it is that again. ``alone``:
+        nothing was verified before, and nobody else is to be there.
+        """
         try:
-            self._import_all(state)
-            self.errands.do(lambda: self._finish(state))
+            self._import_all(state, alone=alone)
+            self.errands.do(lambda: self._finish(state, alone=alone))
         except BaseException as error:
             self.errands.do(lambda: self.forget(self.slot))
             if isinstance(error, EngineError):
                 raise SlotFileIOError(
                     f"the engine did not take the file's state: {error}; the slot is empty now"
                 ) from error
-            if isinstance(error, SlotFileError) and verifies:
+            if isinstance(error, SlotFileError) and not alone:
                 raise SlotFileIOError(f"{error}; the slot is empty now") from error
             raise
 
@@ -113,21 +133,26 @@ class SlotImport:
             yield run
         check.end()
 
-    def _import_all(self, state: SlotState) -> None:
+    def _import_all(self, state: SlotState, *, alone: bool) -> None:
         """A run is read, and verified, while the engine has those before it."""
+        some = partial(self._some_alone if alone else self._some, state)
         todo: deque[Run] = deque()
         moving: Future[None] | None = None
         try:
             for run in self._runs(state):
                 todo.append(run)
-                moving = self._move(state, todo, moving, HELD_RUNS - 1)
-            moving = self._move(state, todo, moving, 0)
+                moving = self._move(some, todo, moving, HELD_RUNS - 1)
+            moving = self._move(some, todo, moving, 0)
         finally:
             if moving is not None:
                 moving.exception()  # the engine's thread is done with the runs, and with the slot
 
     def _move(
-        self, state: SlotState, todo: deque[Run], moving: "Future[None] | None", most: int
+        self,
+        some: Callable[[deque[Run], GoOn], None],
+        todo: deque[Run],
+        moving: "Future[None] | None",
+        most: int,
     ) -> "Future[None] | None":
         """Have the engine import what is to be done; return when it has at most ``most`` runs."""
         while moving is None or moving.done() or len(todo) > most:
@@ -135,7 +160,7 @@ class SlotImport:
                 moving.result()
             if not todo:
                 break
-            moving = self.errands.move(partial(self._some, state, todo))
+            moving = self.errands.move(partial(some, todo))
         return moving
 
     def _enters_free(self, tokens: int) -> bool:
@@ -150,6 +175,7 @@ class SlotImport:
         if any(each.job is not None for each in others) or (held and engine.geometry.window_blocks):
             return False
         self.forget(self.slot)
+        self.slot.unverified = True
         return True
 
     def _make_room(self, tokens: int) -> None:
@@ -168,6 +194,14 @@ class SlotImport:
         self.forget(self.slot)
         for idle in to_clear(self.slot, tokens, self.slots, self.engine):
             self.forget(idle)
+
+    def _some_alone(self, state: SlotState, todo: deque[Run], go_on: GoOn) -> None:
+        """As ``_some``; raises _NotAloneError once a request has come, for which the slot was
+        emptied.
+        """
+        if not self.slot.unverified:
+            raise _NotAloneError
+        self._some(state, todo, go_on)
 
     def _some(self, state: SlotState, todo: deque[Run], go_on: GoOn) -> None:
         """Import records of the first runs, and take them off."""
@@ -216,7 +250,8 @@ class SlotImport:
         """Import ``blocks``, and, before ``stop``, those of which nothing is needed."""
         index, size = self.slot.index, state.chain.block_tokens
         while (at := self.engine.length(index) // size) < stop:
-            self.engine.import_run(index, at, [blocks.get(each, {}) for each in range(at, stop)])
+            run = range(at, min(stop, at + RUN_BLOCKS))
+            self.engine.import_run(index, at, [blocks.get(each, {}) for each in run])
 
     def _is_enough(self, blocks: int, size_bytes: int) -> bool:
         """Whether so much goes in at once; one block where others wait for its end."""
@@ -229,8 +264,11 @@ class SlotImport:
         ends = not state.tail_tokens
         return needed(self.engine.geometry, block, state.chain.blocks, ends=ends)
 
-    def _finish(self, state: SlotState) -> None:
+    def _finish(self, state: SlotState, *, alone: bool) -> None:
         slot, chain = self.slot, state.chain
+        if alone and not slot.unverified:
+            raise _NotAloneError
+        slot.unverified = False
         if len(chain) and not self.engine.restored(slot.index):
             raise StateRejected("a part of the state is missing")
         slot.chain, slot.unkept, slot.last_use = chain, state.private, time.monotonic()

@@ -205,6 +205,10 @@ class Slot:
     """Whether a request that stores nothing computed some of it, so that the tiers lack it."""
     tail_on_trial: BlockHash | None = None
     """The tail among them, if there is one."""
+    unverified: bool = False
+    """Whether it is being filled from a slot file of which not all is verified; such a slot is
+    emptied before a request begins in another one. See ``SlotImport``.
+    """
     tail_due: float | None = None
     """When the tail of the conversation that rests here is copied out; None: it is, or is not to
     be. See ``Keeper``.

@@ -354,6 +354,12 @@ def test_a_run_of_blocks_goes_out_and_in_where_it_lies(gguf_model: ModelShelf, k
         other.import_in_place(1, 16, 10, memory[: HEADROOM_BYTES + used + 1])
     with pytest.raises(StateRejected, match="a run of 10 blocks"):
         engine.split_run(payload[:1000], 10)
+    assert engine._state.kv is not None
+    swapped, one, two = bytearray(payload), 8, 8 + engine._state.kv.cell_bytes
+    for at, other_at in ((one, two), (two, one)):  # the positions of the first two cells
+        swapped[at : at + 4] = payload[other_at : other_at + 4]
+    with pytest.raises(StateRejected, match="not in order"):
+        engine.split_run(swapped, 10)
     engine.close()
     other.close()
 

@@ -35,6 +35,7 @@ from spillcache.errors import (
     StoreIndexError,
     Unsupported,
 )
+from spillcache.serve import keeper
 from spillcache.serve import service as module
 from spillcache.serve.job import Event, GenerationRequest
 from spillcache.serve.service import Service
@@ -215,6 +216,28 @@ def test_a_flush_makes_what_was_answered_durable(gguf_model: ModelShelf, tmp_pat
         flushed = run.service.flush(60)
         assert (flushed.blocks, flushed.left, flushed.complete) == (11, 0, True)
         assert run.health["cache"]["ram"]["unsaved_blocks"] == 0
+
+
+def test_a_flush_does_not_depend_on_an_engine_that_hangs(
+    gguf_model: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What RAM has becomes durable all the same; a tail that is in the engine only does not."""
+    monkeypatch.setattr(module, "_SETTLE_S", 0.05)
+    monkeypatch.setattr(keeper, "TAIL_WAIT_S", 3600.0)
+    hangs, goes_on = threading.Event(), threading.Event()
+    with Running(settings(gguf_model("llama"), tmp_path / "d")) as run:
+        run.answer(prompt(700), 5)
+        scheduler = run.service._scheduler
+        assert scheduler is not None
+        scheduler._errands.move(lambda _: (hangs.set(), goes_on.wait(60)))
+        try:
+            assert hangs.wait(20)
+            flushed = run.service.flush(60)
+        finally:
+            goes_on.set()
+        assert flushed.complete
+        assert flushed.left == 0
+        assert flushed.blocks == 704 // 64
 
 
 def test_where_a_flush_has_nowhere_to_go_it_says_so(

@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from spillcache.engine.llama_engine import LlamaEngine
 from spillcache.errors import SlotFileError, SlotFileInvalid, SlotFileIOError
 from spillcache.serve import slot_export
 from spillcache.serve.job import TextEvent
+from spillcache.serve.slot_import import SlotImport
 from spillcache.serve.slots import Phase
 from spillcache.store import slot_blocks, slot_reader, slot_stretch
 from spillcache.store.files import Files
@@ -161,6 +163,66 @@ def test_a_running_conversation_is_not_touched_by_a_bad_file(
         assert is_empty(stack, idle)
         assert isinstance(first, TextEvent)
         assert [wanted.tokens[0], *collect(events).tokens] == wanted.tokens
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_when_a_request_comes_meanwhile_the_file_is_verified_first(
+    gguf_model: ModelShelf,
+    folder: SlotFolder,
+    imported: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    bad: bool,
+) -> None:
+    other, answers = prompt(300, seed=8), []
+    with started(gguf_model("llama"), slots=2, context_tokens=2048) as stack:
+        wanted = stack.answer(other, 200)
+        stack.answer(prompt(ASKED), 3)
+        save(stack, folder, slot=1)
+    if bad:
+        spoil(folder)
+    some = SlotImport._some_alone
+    with started(gguf_model("llama"), slots=2, context_tokens=2048) as stack:
+
+        def and_a_request(self: SlotImport, *args: Any) -> None:
+            if not answers:
+                answers.append(stack.submit(other, 200))
+            some(self, *args)
+
+        monkeypatch.setattr(SlotImport, "_some_alone", and_a_request)
+        if bad:
+            with pytest.raises(SlotFileInvalid, match="the slot is as it was"):
+                restore(stack, folder)
+            assert is_empty(stack)
+        else:
+            restore(stack, folder)
+            assert stack.engine.length(0) == ASKED + 2
+        assert len(imported) == 1, "what was imported before the request came"
+        assert imported[0] < ASKED
+        assert collect(answers[0]).tokens == wanted.tokens
+
+
+def test_a_request_that_comes_when_all_is_imported_is_as_early(
+    gguf_model: ModelShelf, folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slot is empty again, and must not be said to hold anything before it does."""
+    other, answers = prompt(300, seed=8), []
+    finish = SlotImport._finish
+    with started(gguf_model("llama"), slots=2, context_tokens=2048) as stack:
+        stack.answer(prompt(ASKED), 3)
+        save(stack, folder)
+        stack.scheduler.actions.erase(0)
+
+        def after_a_request(self: SlotImport, state: Any, *, alone: bool) -> None:
+            if not answers:
+                answers.append(stack.submit(other, 3))
+                stack.scheduler._admit()
+                assert stack.engine.length(0) == 0
+            finish(self, state, alone=alone)
+
+        monkeypatch.setattr(SlotImport, "_finish", after_a_request)
+        restore(stack, folder)
+        assert stack.engine.length(0) == ASKED + 2
+        assert len(collect(answers[0]).tokens) == 3
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
