@@ -1,11 +1,12 @@
 """Grammars and shares through the scheduler, on a real engine."""
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 
 import pytest
 from models import ModelShelf
-from stack import GREEDY, Stack, collect, prompt
+from stack import GREEDY, Answer, Stack, collect, prompt
 
 from spillcache.errors import RequestError
 from spillcache.serve.job import TextEvent
@@ -44,12 +45,30 @@ def test_a_grammar_that_leads_nowhere_fails_its_own_request(stack: Stack) -> Non
     assert stack.answer(prompt(100, seed=4), 3).tokens, "its slot is free again"
 
 
+def side_by_side(stack: Stack, **second: object) -> list[Answer]:
+    """Two answers, the second with more to its request: begun in the same step, in empty slots, so
+    that their cells lie alike each time.
+    """
+    for slot in (0, 1):
+        stack.scheduler.actions.erase(slot)
+    busy, go_on = threading.Event(), threading.Event()
+    stack.scheduler._errands.move(lambda _: (busy.set(), go_on.wait(60)))
+    assert busy.wait(60)
+    cold = {"cache_prompt": False}
+    events = [
+        stack.submit(prompt(90, seed=5), 20, slot=0, **cold),
+        stack.submit(prompt(80, seed=6), 20, slot=1, **cold, **second),
+    ]
+    go_on.set()
+    return [collect(each) for each in events]
+
+
 def test_a_neighbour_is_not_guided(stack: Stack) -> None:
-    alone = stack.answer(prompt(90, seed=5), 20)
-    other = stack.submit(prompt(90, seed=5), 20)
-    digits = collect(stack.submit(prompt(80, seed=6), 20, **guided(stack, "root ::= [0-9]{20}")))
+    other, free = side_by_side(stack)
+    again, digits = side_by_side(stack, **guided(stack, "root ::= [0-9]{20}"))
     assert digits.text.isdecimal()
-    assert collect(other).tokens == alone.tokens
+    assert not free.text.isdecimal()
+    assert again.tokens == other.tokens
 
 
 def test_shares_come_with_each_token(stack: Stack) -> None:
