@@ -3,8 +3,9 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -126,11 +127,12 @@ class SlotImport:
                 raise SlotFileIOError(f"{error}; the slot is empty now") from error
             raise
 
-    def _runs(self, state: SlotState) -> Iterator[Run]:
+    def _runs(self, state: SlotState) -> Generator[Run, None, None]:
         check = PartsCheck(state, self.engine.geometry)
-        for run in state.runs():
-            check.add(run)
-            yield run
+        with closing(state.runs()) as runs:
+            for run in runs:
+                check.add(run)
+                yield run
         check.end()
 
     def _import_all(self, state: SlotState, *, alone: bool) -> None:
@@ -139,9 +141,10 @@ class SlotImport:
         todo: deque[Run] = deque()
         moving: Future[None] | None = None
         try:
-            for run in self._runs(state):
-                todo.append(run)
-                moving = self._move(some, todo, moving, HELD_RUNS - 1)
+            with closing(self._runs(state)) as runs:
+                for run in runs:
+                    todo.append(run)
+                    moving = self._move(some, todo, moving, HELD_RUNS - 1)
             moving = self._move(some, todo, moving, 0)
         finally:
             if moving is not None:

@@ -3,7 +3,7 @@ them all.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 
 from spillcache.chain import Chain
 from spillcache.config import MIB
@@ -57,18 +57,22 @@ class SlotBlocks:
         self._verified = False
         """Whether all of the file was read and verified."""
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Generator[Run, None, None]:
         """All blocks, in runs; a run is valid until that many (``HELD_RUNS``) more were asked for.
 
         What is handed out is whole, and of this conversation; only when the runs have come to
         their end is it known that all of them were written together. From then on they must be
-        what they were. Raises SlotFileInvalid, later SlotFileIOError; and what ``Steps`` does.
+        what they were. Raises SlotFileInvalid, later SlotFileIOError; and what ``Steps`` does. Who
+        breaks off closes it before it is asked for again.
         """
         begun, self._begun = self._begun, None
         stretch, records = begun or self._again(_AGAIN)
         stretch.release(records.at)
         try:
             yield from self._pass(stretch, records)
+        except GeneratorExit:
+            stretch.settle()  # the next pass goes through the same memory
+            raise
         except (ValueError, CipherError) as error:
             if self._verified:
                 raise SlotFileIOError("the slot file was changed while it was read") from error

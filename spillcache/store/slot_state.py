@@ -1,6 +1,6 @@
 """What a slot file holds, in words that need no file."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class SlotState:
     private: bool
     file_bytes: int
     memory: AlignedBuffer = field(repr=False)
-    runs: Callable[[], Iterator[Run]] = field(repr=False)
+    runs: Callable[[], Generator[Run, None, None]] = field(repr=False)
     """Reads all blocks, from the first on; may be called again (``SlotBlocks.runs``). The file must
     still be open then.
     """

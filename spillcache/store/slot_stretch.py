@@ -84,6 +84,14 @@ class Stretch:
         """Nobody needs what lies before ``stop``; without that, a stretch comes to its end."""
         self._free = stop
 
+    def settle(self) -> None:
+        """Return when nothing that was begun still writes to the memory, which may then be
+        another's; raises what ``view`` does.
+        """
+        while self._reads:
+            _, step = self._reads.popleft()
+            step.wait()
+
     def _advance(self) -> None:
         """Read on, a few places ahead, and wait for the first of them."""
         most = self._free // READ_BYTES + self._places

@@ -339,6 +339,40 @@ def test_what_changes_between_two_readings_is_not_handed_out(
             list(found.runs())
 
 
+def test_who_breaks_off_waits_for_the_reads_that_were_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next pass goes through the same memory: a late read must not change what it verified."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    class Late(Files):
+        def pread(self, fd: int, buffer: memoryview, offset: int) -> int:
+            if offset >= 192 << 10 and not goes_on.is_set():
+                begun.set()
+                assert goes_on.wait(20)
+            return super().pread(fd, buffer, offset)
+
+    chain = conversation(SIZE * 300)
+    state = state_of(chain)
+    write(tmp_path / "a", chain, state)
+    with streamed(tmp_path / "a", monkeypatch) as file:
+        file._files = Late()
+        found = state_in(file)
+        runs = found.runs()
+        assert not begun.is_set()
+        for _ in range(2):
+            next(runs)
+        assert begun.wait(20), "a few reads ahead of what was handed out"
+        closing = threading.Thread(target=runs.close)
+        closing.start()
+        closing.join(0.2)
+        assert closing.is_alive()
+        goes_on.set()
+        closing.join(20)
+        assert not closing.is_alive()
+        assert plain(found) == state
+
+
 # Runs of blocks.
 
 
