@@ -32,6 +32,7 @@ from spillcache.serve.slot_export import SlotExport
 from spillcache.serve.slot_import import SlotImport, SlotKeeper
 from spillcache.serve.slots import Phase, Slot
 from spillcache.store.buffers import AlignedBuffer, BufferPool
+from spillcache.store.slot_blocks import invalid
 from spillcache.store.slot_folder import SlotFolder
 from spillcache.store.slot_format import PRIVATE, SALTED, SlotHeader, file_bytes_max
 from spillcache.store.slot_reader import SlotFileReader
@@ -152,7 +153,7 @@ class SlotActions:
         state = file.state(self._engine.part_bytes, self._memory(file))
         known = state.chain.tokens
         if len(known) and int(known.max()) >= self._engine.limits.vocabulary:
-            raise _invalid("it has a token outside the vocabulary")
+            raise invalid("it has a token outside the vocabulary")
         state.chain.namespace = namespace
         return state
 
@@ -167,9 +168,9 @@ class SlotActions:
         """Raise SlotFileInvalid for what no slot could hold."""
         engine = self._engine
         if header.block_tokens != engine.geometry.block_tokens:
-            raise _invalid("it has blocks of another size")
+            raise invalid("it has blocks of another size")
         if header.tokens > engine.limits.context_tokens:
-            raise _invalid(
+            raise invalid(
                 f"it has {header.tokens} tokens and the context holds "
                 f"{engine.limits.context_tokens}; start the server with a larger -c"
             )
@@ -177,7 +178,7 @@ class SlotActions:
         parts = dict.fromkeys(engine.geometry.parts, blocks)
         most = file_bytes_max(header.tokens, engine.geometry, engine.part_bytes, parts)
         if header.file_bytes > most:
-            raise _invalid(f"it is larger than a slot of {header.tokens} tokens can be")
+            raise invalid(f"it is larger than a slot of {header.tokens} tokens can be")
 
     def _memory(self, file: SlotFileReader) -> AlignedBuffer:
         """What a file is read through. Raises SlotFileNoMemory."""
@@ -272,10 +273,4 @@ def _ours(namespace: Namespace, namespaces: Namespaces) -> Namespace:
     try:
         return namespaces.like(namespace)
     except ValueError as error:
-        raise _invalid(f"it is of another model, or of other settings: {error}") from error
-
-
-def _invalid(problem: str) -> SlotFileInvalid:
-    return SlotFileInvalid(
-        f"the slot file can't be used: {problem}; the slot is as it was", param="filename"
-    )
+        raise invalid(f"it is of another model, or of other settings: {error}") from error

@@ -32,7 +32,7 @@ from spillcache.namespace import Namespace
 from spillcache.serve import errands, slot_actions, slot_export
 from spillcache.serve.slot_actions import SlotDone
 from spillcache.serve.slots import Phase
-from spillcache.store import slot_writer
+from spillcache.store import slot_blocks, slot_reader, slot_stretch, slot_writer
 from spillcache.store.cipher import Cipher
 from spillcache.store.files import Files
 from spillcache.store.slot_folder import SlotFolder, open_slot_folder
@@ -93,6 +93,14 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < until, "timed out"
         time.sleep(0.005)
+
+
+def small_pieces(monkeypatch: pytest.MonkeyPatch, run_bytes: int) -> None:
+    """Have a small file go through many reads, runs and records that blocks share."""
+    monkeypatch.setattr(slot_stretch, "READ_BYTES", 64 << 10)
+    monkeypatch.setattr(slot_blocks, "RUN_BYTES", run_bytes)
+    for each in (slot_blocks, slot_export, slot_reader):
+        monkeypatch.setattr(each, "RUN_BYTES_MAX", 64 << 10)
 
 
 def save(stack: Stack, folder: SlotFolder, name: str = "a", slot: int = 0) -> SlotDone:

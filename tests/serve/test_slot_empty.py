@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from models import ModelShelf
 from stack import Stack, collect, prompt
-from test_slot_actions import KINDS, restore, save, started
+from test_slot_actions import KINDS, restore, save, small_pieces, started
 
 from spillcache.engine.llama_engine import LlamaEngine
 from spillcache.errors import SlotFileError, SlotFileInvalid, SlotFileIOError
@@ -19,7 +19,7 @@ from spillcache.serve import slot_export
 from spillcache.serve.job import TextEvent
 from spillcache.serve.slot_import import SlotImport
 from spillcache.serve.slots import Phase
-from spillcache.store import slot_blocks, slot_reader, slot_stretch
+from spillcache.store import slot_blocks
 from spillcache.store.files import Files
 from spillcache.store.slot_folder import SlotFolder, open_slot_folder
 
@@ -48,10 +48,7 @@ def folder(tmp_path: Path) -> SlotFolder:
 
 @pytest.fixture(autouse=True)
 def _small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_stretch, "READ_BYTES", 64 << 10)
-    monkeypatch.setattr(slot_blocks, "RUN_BYTES", 32 << 10)
-    for each in (slot_blocks, slot_export, slot_reader):
-        monkeypatch.setattr(each, "RUN_BYTES_MAX", 64 << 10)
+    small_pieces(monkeypatch, 32 << 10)
 
 
 @pytest.fixture

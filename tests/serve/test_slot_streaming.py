@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from models import ModelShelf
 from stack import Stack, prompt
-from test_slot_actions import in_thread, restore, save, started
+from test_slot_actions import in_thread, restore, save, small_pieces, started
 
 from spillcache.errors import SlotFileIOError
-from spillcache.serve import slot_export, slot_import
+from spillcache.serve import slot_import
 from spillcache.serve.slot_actions import POOL_BYTES
-from spillcache.store import slot_blocks, slot_reader, slot_stretch
 from spillcache.store.buffers import BufferPool
 from spillcache.store.slot_folder import SlotFolder, open_slot_folder
 from spillcache.store.slot_state import SlotState
@@ -27,10 +26,7 @@ def folder(tmp_path: Path) -> SlotFolder:
 
 @pytest.fixture(autouse=True)
 def _little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_stretch, "READ_BYTES", 64 << 10)
-    monkeypatch.setattr(slot_blocks, "RUN_BYTES", 64 << 10)
-    for each in (slot_blocks, slot_export, slot_reader):
-        monkeypatch.setattr(each, "RUN_BYTES_MAX", 64 << 10)
+    small_pieces(monkeypatch, 64 << 10)
 
 
 @pytest.fixture
