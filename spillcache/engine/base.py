@@ -379,6 +379,12 @@ class Engine(ABC):
         """
         return False
 
+    def expect_window(self, sequence: int, block: int) -> None:  # noqa: B027 - most need not
+        """Prepare, if that may be done already, for blocks that are still to be imported, without a
+        ``window`` up to ``block``, which has one. Unless this is called, its import does it. Raises
+        as ``import_``.
+        """
+
     @abstractmethod
     def restored(self, sequence: int) -> bool:
         """Whether everything that decoding needs after the last ``import_`` is there; call before

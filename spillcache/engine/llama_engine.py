@@ -4,9 +4,10 @@
 out of a live sequence (``export``) or bring them in (``import_``) without disturbing it.
 """
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,8 @@ class _Sequence:
     """Positions below hold placeholders, not windows."""
     boundary_at: int = 0
     """Recurrent state is the one after this many positions; _NO_BOUNDARY: there is none."""
+    window_at: int = 0
+    """Placeholders are there up to here, where the first block with its window comes; 0: no."""
 
 
 class LlamaEngine(Engine):
@@ -381,16 +384,13 @@ class LlamaEngine(Engine):
         if self._state.kv is not None:
             first = stop if memory is not None else start + self.geometry.block_tokens
             self._check(states[0], start, min(stop, first))
-            has_window = Part.WINDOW in states[0]
-            first_windows = has_window and start > 0 and known.windows_from == start
-            try:
-                self._imports.append(
-                    sequence, start, states, first_windows=first_windows, memory=memory
-                )
-            except StateRejected as error:
-                if self._holds() + stop - start <= self.limits.context_tokens:
-                    raise
-                raise ContextFullError("there is no room for a restored block") from error
+            if Part.WINDOW in states[0]:
+                if known.windows_from == start:
+                    self.expect_window(sequence, block)
+            elif stop > known.window_at > 0:
+                raise StateRejected(f"block {block} lacks its window")
+            with self._room(stop - start):
+                self._imports.append(sequence, start, states, memory)
         if self._state.window is not None and Part.WINDOW not in states[0]:
             known.windows_from = stop
         boundary = states[-1].get(Part.BOUNDARY)
@@ -401,6 +401,27 @@ class LlamaEngine(Engine):
             self._memory.write(sequence, (header(sequence), boundary), PARTIAL_ONLY)
             known.boundary_at = stop
         known.length = stop
+
+    def expect_window(self, sequence: int, block: int) -> None:
+        """See Engine. The first import replaces all that is there, so it must have been."""
+        known, start = self._sequences[sequence], block * self.geometry.block_tokens
+        if self._state.blank is None or not 0 < known.length <= start or known.window_at == start:
+            return
+        if known.window_at:
+            raise StateRejected(f"windows from block {block} on, not where they were to begin")
+        with self._room(self.geometry.block_tokens):
+            self._imports.lay_out_windows(sequence, start, self._state.blank)
+        known.window_at = start
+
+    @contextlib.contextmanager
+    def _room(self, tokens: int) -> Iterator[None]:
+        """Where state of so many tokens is rejected for want of cells, raise ContextFullError."""
+        try:
+            yield
+        except StateRejected as error:
+            if self._holds() + tokens <= self.limits.context_tokens:
+                raise
+            raise ContextFullError("there is no room for a restored block") from error
 
     def _holds(self) -> int:
         """How many tokens all sequences hold; those that sequences share count in each."""

@@ -29,18 +29,14 @@ class LlamaImport:
         sequence: int,
         start: int,
         states: Sequence[BlockState],
-        *,
-        first_windows: bool,
         memory: memoryview | None = None,
     ) -> None:
         """Append blocks that were checked, all with the same parts, at position ``start``.
-        ``first_windows``: those before have none. ``memory``: room for a blob's header and the one
-        section that there is, so that nothing need be copied.
+        ``memory``: room for a blob's header and the one section that there is, so that nothing need
+        be copied.
 
         Raises StateRejected.
         """
-        if first_windows and self._state.blank is not None:
-            self._lay_out_windows(sequence, start, self._state.blank)
         if start == 0:
             self._set(sequence, states, memory)
             return
@@ -71,9 +67,9 @@ class LlamaImport:
             pieces += state.window.joined(windows) if windows else [NO_CELLS]
         return pieces
 
-    def _lay_out_windows(self, sequence: int, start: int, blank: Placeholder) -> None:
+    def lay_out_windows(self, sequence: int, start: int, blank: Placeholder) -> None:
         """Have the windows from ``start`` on, the first that are there, lie in the cells where a
-        cold run would have put them, and the cells before them in use.
+        cold run would have put them, and the cells before them in use. Raises StateRejected.
 
         Window cells are taken in a ring: what came more than a round earlier has left no trace.
         """

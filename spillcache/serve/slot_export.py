@@ -208,7 +208,7 @@ class SlotExport:
         """Put what goes into the file of a block into ``piece``, but for what a run has."""
         held = piece.holds.enter_context(self._held(block))
         for part, payload in sorted(self._export(block, held).items()):
-            # What RAM has is copied beside the engine's work, and not in it.
+            # What RAM has is copied beside the engine's work, and beside the digests.
             writer.add(piece, block, part, payload, later=payload is held.get(part))
 
     def _export(self, block: int, held: BlockState) -> BlockState:

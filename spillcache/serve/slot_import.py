@@ -216,6 +216,14 @@ class SlotImport:
                 todo.popleft()
             if not go_on():
                 break
+        if not todo and not self._others_wait():
+            self._expect_window(state)
+
+    def _expect_window(self, state: SlotState) -> None:
+        """Nothing is there to be imported: prepare for what comes."""
+        first = state.chain.blocks - self.engine.geometry.window_blocks
+        if first < state.chain.blocks:
+            self.engine.expect_window(self.slot.index, first)
 
     def _import_some(self, state: SlotState, records: Run) -> int:
         """Import the first of ``records``, or a few that are small; with how many it is done."""
@@ -258,9 +266,13 @@ class SlotImport:
 
     def _is_enough(self, blocks: int, size_bytes: int) -> bool:
         """Whether so much goes in at once; one block where others wait for its end."""
-        if any(slot.job is not None for slot in self.slots):
+        if self._others_wait():
             return blocks > 0
         return blocks >= RUN_BLOCKS or size_bytes >= RUN_BYTES
+
+    def _others_wait(self) -> bool:
+        """Whether a step's end is waited for."""
+        return any(slot.job is not None for slot in self.slots)
 
     def _needed(self, state: SlotState, block: int) -> tuple[Part, ...]:
         """What a restore of the cache's would import: the same calls, the same bits."""

@@ -7,7 +7,9 @@ The steps are called one after another, each on any thread, but ``seal``, which 
 import contextlib
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +39,19 @@ PIECE_BYTES = 4 * MIB
 """So much is filled, digested and written in turns, or one block, if that is larger."""
 
 
+@dataclass(slots=True)
+class _Record:
+    """One in a piece, from its byte ``at`` on."""
+
+    at: int
+    header: RecordHeader
+    contents: tuple[Buffer, ...] = ()
+    """What it holds, as long as that is not in the piece."""
+
+
 class Piece:
     """Records in an aligned buffer, on their way into the file. Its owner fills it; ``seal`` makes
-    the headers.
+    the headers, and copies in what was left for later.
     """
 
     def __init__(self, least_bytes: int, pool: BufferPool | None = None) -> None:
@@ -47,10 +59,9 @@ class Piece:
         size = max(PIECE_BYTES, least_bytes)
         self.buffer = pool.take(size) if pool is not None else AlignedBuffer(size)
         self.used = 0
-        self.records: list[tuple[int, RecordHeader]] = []
+        self.records: list[_Record] = []
         self.holds = ExitStack()
         """Closed when all has been copied in: whoever needs what is copied later is held by it."""
-        self._later: list[tuple[int, Buffer]] = []
 
     @property
     def room_bytes(self) -> int:
@@ -65,30 +76,27 @@ class Piece:
         """Copy a record's tail tokens and payload in; the caller keeps its buffers. ``later``: not
         now, but when ``copy`` is called, until which they must stay as they are.
         """
-        at = self.used + RECORD_HEADER_BYTES
-        for content in contents:
-            self._later.append((at, content))
-            at += len(content)
-        self.records.append((self.used, header))
+        record = _Record(self.used, header, contents)
+        self.records.append(record)
         self.used += header.record_bytes
         if not later:
-            self._copy(len(contents))
+            self._copy(record)
 
     def copy(self) -> None:
-        """Copy in what was left for later, and let go of what is held for that."""
-        self._copy(len(self._later))
-        self.holds.close()
+        """Copy in what was left for later; may run beside the digests."""
+        for record in self.records:
+            self._copy(record)
 
-    def _copy(self, count: int) -> None:
-        """The last ``count`` that wait for it."""
-        for at, content in self._later[len(self._later) - count :]:
+    def _copy(self, record: _Record) -> None:
+        at = record.at + RECORD_HEADER_BYTES
+        for content in record.contents:
             # By numpy, which lets other threads go on meanwhile: the disk must not wait.
             self.buffer.array[at : at + len(content)] = np.frombuffer(content, np.uint8)
-        del self._later[len(self._later) - count :]
+            at += len(content)
+        record.contents = ()
 
     def clear(self) -> None:
         """Make it empty again."""
-        self._later.clear()
         self.holds.close()
         self.used = 0
         self.records.clear()
@@ -109,6 +117,7 @@ class SlotFileWriter:
         self._flags = flags
         self._cipher = cipher
         self._key_id = cipher.key_id if cipher is not None else NO_KEY
+        self._copier = ThreadPoolExecutor(1, "spillcache-slot-copy")
         self._temporary: Path | None = None
         self._fd: int | None = None
         self._old: int | None = None
@@ -164,17 +173,20 @@ class SlotFileWriter:
         size = fill(piece.buffer.view[start:])
         if size:
             header = part_header(self._chain, block, Part.KV, size, self._key_id, blocks=blocks)
-            piece.records.append((piece.used, header))
+            piece.records.append(_Record(piece.used, header))
             piece.used += header.record_bytes
         return size > 0
 
     def seal(self, piece: Piece) -> None:
-        """Copy what is not there yet; encrypt and digest what was added, in the order in which
-        pieces are written.
+        """Copy in what was left for later, let go of what is held for that, encrypt and digest; in
+        the order in which pieces are written.
         """
-        piece.copy()
+        copied = self._copier.submit(piece.copy)
+        if self._cipher is not None:
+            copied.result()
         view = piece.buffer.view
-        for at, header in piece.records:
+        for record in piece.records:
+            at, header = record.at, record.header
             start = at + RECORD_HEADER_BYTES
             stop = start + TOKEN_BYTES * header.tail_tokens + header.raw_bytes
             if self._cipher is not None:
@@ -183,12 +195,17 @@ class SlotFileWriter:
                     view[start : start + len(each)] = each
                     start += len(each)
                 start, stop = at + RECORD_HEADER_BYTES, start
-            header.digest = blake3(view[start:stop]).digest()
+            digest = blake3()
+            for content in record.contents or (view[start:stop],):  # wherever it is now
+                digest.update(content)
+            header.digest = digest.digest()
             head = header.encode()
             view[at : at + RECORD_HEADER_BYTES] = head
             view[stop : at + header.record_bytes] = bytes(at + header.record_bytes - stop)
             self._digest.update(head)
             self._parts += header.record_class != RecordClass.TOKENS
+        copied.result()
+        piece.holds.close()
 
     # The disk.
 
@@ -247,6 +264,7 @@ class SlotFileWriter:
         """Remove the temporary file, if it is still there, and let go of its lock, and of the file
         that had the name; never raises OSError.
         """
+        self._copier.shutdown(wait=False)
         if self._temporary is not None:
             with contextlib.suppress(OSError):
                 self._files.unlink(self._temporary)

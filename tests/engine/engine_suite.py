@@ -46,11 +46,22 @@ def wanted(geometry: Geometry, block: int, blocks: int) -> set[Part]:
     return parts | ({B} if geometry.has_boundary and block == blocks - 1 else set())
 
 
-def restore(engine: Engine, sequence: int, saved: Saved, *, without: Sequence[Part] = ()) -> None:
-    """Import what a prefix of all of ``saved`` needs, but the parts ``without``."""
+def restore(
+    engine: Engine,
+    sequence: int,
+    saved: Saved,
+    *,
+    without: Sequence[Part] = (),
+    expect: int | None = None,
+) -> None:
+    """Import what a prefix of all of ``saved`` needs, but the parts ``without``; after the first
+    block, ``expect`` the window of that one.
+    """
     for index, block in enumerate(saved):
         parts = wanted(engine.geometry, index, len(saved)) - set(without)
         engine.import_(sequence, index, {part: block[part] for part in parts})
+        if index == 0 and expect is not None:
+            engine.expect_window(sequence, expect)
 
 
 def alike(one: Logits, other: Logits) -> bool:

@@ -503,6 +503,31 @@ def test_a_fork_takes_its_last_token_back(gguf_model: ModelShelf) -> None:
         engine.close()
 
 
+def test_windows_begin_where_they_were_expected(gguf_model: ModelShelf) -> None:
+    engine = open_engine(model_of(gguf_model, "gemma3"))
+    try:
+        saved = prefill(engine, 0, tokens(6 * SIZE))
+        only_kv = [{Part.KV: state[Part.KV]} for state in saved]
+        engine.clear(0)
+        engine.expect_window(0, 2)  # the first import would undo it
+        engine.import_(0, 0, only_kv[0])
+        assert not engine._sequences[0].window_at
+        for _ in range(2):
+            engine.expect_window(0, 2)
+            assert engine._sequences[0].window_at == 2 * SIZE
+        with pytest.raises(StateRejected, match="not where they were to begin"):
+            engine.import_(0, 1, saved[1])
+        engine.import_(0, 1, only_kv[1])
+        with pytest.raises(StateRejected, match="block 2 lacks its window"):
+            engine.import_(0, 2, only_kv[2])
+        with pytest.raises(StateRejected, match="block 2 lacks its window"):
+            engine.import_run(0, 2, only_kv[2:])
+        engine.import_run(0, 2, saved[2:])
+        assert engine.restored(0)
+    finally:
+        engine.close()
+
+
 def test_restored_windows_lie_in_the_cells_of_a_cold_run(gguf_model: ModelShelf) -> None:
     """However often the ring of window cells has turned, and from where: a cell that lies elsewhere
     is another sum.
@@ -516,14 +541,16 @@ def test_restored_windows_lie_in_the_cells_of_a_cold_run(gguf_model: ModelShelf)
         saved = prefill(engine, 0, prompt)
         for end in (ring // SIZE, *range(ring // SIZE + 1, blocks, 3), blocks):
             rows = []
-            for warm in (False, True):
+            for warm, early in ((False, False), (True, False), (True, True)):
                 # As at a server's start: where llama.cpp looks for cells first depends on the past.
                 engine._forget_all()
                 if warm:
-                    restore(engine, 0, saved[:end])
+                    first = max(1, end - engine.geometry.window_blocks)
+                    restore(engine, 0, saved[:end], expect=first if early else None)
                 else:
                     prefill(engine, 0, prompt[: end * SIZE])
                 rows.append(go_on(engine, 0, more))
-            assert np.array_equal(*rows), end
+            assert np.array_equal(rows[0], rows[1]), end
+            assert np.array_equal(rows[0], rows[2]), end
     finally:
         engine.close()

@@ -152,7 +152,7 @@ class Forger(slot_writer.SlotFileWriter):
     """Writes what the format allows and the conversation does not."""
 
     def forge(self, piece: Piece, **fields: object) -> None:
-        header = piece.records[-1][1]
+        header = piece.records[-1].header
         for name, value in fields.items():
             setattr(header, name, value)
 
