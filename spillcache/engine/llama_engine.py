@@ -8,7 +8,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,6 +43,7 @@ from spillcache.engine.llama_library import (
 from spillcache.engine.llama_memory import PARTIAL_ONLY, LlamaMemory
 from spillcache.engine.llama_sampler import LlamaSampler
 from spillcache.engine.llama_sections import HEADER_BYTES, NO_CELLS, header
+from spillcache.engine.llama_sequence import NO_BOUNDARY, LlamaSequence
 from spillcache.engine.llama_state import LlamaState
 from spillcache.engine.llama_text import LlamaText
 from spillcache.engine.self_test import run_self_test
@@ -52,22 +52,8 @@ from spillcache.state import HEADROOM_BYTES, BlockState, Buffer, Part
 
 log = logging.getLogger("spillcache.engine")
 
-_NO_BOUNDARY = -1
 _NO_SLOT = 1
 """llama_decode: no cells for this batch; nothing was changed."""
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """What we must remember of a sequence, because llama.cpp accepts its absence silently."""
-
-    length: int = 0
-    windows_from: int = 0
-    """Positions below hold placeholders, not windows."""
-    boundary_at: int = 0
-    """Recurrent state is the one after this many positions; _NO_BOUNDARY: there is none."""
-    window_at: int = 0
-    """Placeholders are there up to here, where the first block with its window comes; 0: no."""
 
 
 class LlamaEngine(Engine):
@@ -102,7 +88,7 @@ class LlamaEngine(Engine):
         self._context = new_context(self._lib, self._model, config, config.slots + 1, cells)
         self._memory = LlamaMemory(api, self._context)
         self._text = LlamaText(api, self._model, config.chat_template)
-        self._sequences = [_Sequence() for _ in range(config.slots + 1)]
+        self._sequences = [LlamaSequence() for _ in range(config.slots + 1)]
         self.limits = Limits(
             context_tokens=int(api.llama_n_ctx(self._context)),
             train_tokens=trained,
@@ -337,19 +323,19 @@ class LlamaEngine(Engine):
 
     def import_run(self, sequence: int, block: int, states: Sequence[BlockState]) -> int:
         """See Engine. Small blocks cost more calls than copies, so what is alike goes in as one."""
-        size, run = self.geometry.block_tokens, states[:1]
-        for index, state in enumerate(states[1:], block + 1):
-            if not self._joins(state, states[0], index * size):
+        size, count = self.geometry.block_tokens, 1
+        while count < len(states):
+            if not self._joins(states[count], states[count - 1], (block + count) * size):
                 break
-            run = states[: index - block + 1]
-        self._import(sequence, block, run, (block + len(run)) * size)
-        return len(run)
+            count += 1
+        self._import(sequence, block, states[:count], (block + count) * size)
+        return count
 
-    def _joins(self, state: BlockState, first: BlockState, start: int) -> bool:
-        """Whether a whole block from ``start`` on can go in together with those before it."""
-        if self._state.kv is None or self._state.v_trans:
+    def _joins(self, state: BlockState, before: BlockState, start: int) -> bool:
+        """Whether a whole block from ``start`` on can go in together with the one before it."""
+        if self._state.kv is None or self._state.v_trans or Part.BOUNDARY in state:
             return False
-        if state.keys() != first.keys() or Part.BOUNDARY in state:
+        if before.keys() not in (state.keys(), state.keys() - {Part.WINDOW}):
             return False
         try:
             self._check(state, start, start + self.geometry.block_tokens)
@@ -381,21 +367,21 @@ class LlamaEngine(Engine):
         known, start = self._sequences[sequence], block * self.geometry.block_tokens
         if known.length != start:
             raise StateRejected(f"block {block} does not follow a sequence of {known.length}")
+        size = self.geometry.block_tokens
+        begin = (start + n * size for n, state in enumerate(states) if Part.WINDOW in state)
+        windows = next(begin, stop)
         if self._state.kv is not None:
-            first = stop if memory is not None else start + self.geometry.block_tokens
+            first = stop if memory is not None else start + size
             self._check(states[0], start, min(stop, first))
-            if Part.WINDOW in states[0]:
-                if known.windows_from == start:
-                    self.expect_window(sequence, block)
-            elif stop > known.window_at > 0:
-                raise StateRejected(f"block {block} lacks its window")
+            lay_out = 0 if self._state.blank is None else known.lay_out(start, windows, stop)
             with self._room(stop - start):
-                self._imports.append(sequence, start, states, memory)
-        if self._state.window is not None and Part.WINDOW not in states[0]:
-            known.windows_from = stop
+                self._imports.append(sequence, start, states, lay_out=lay_out, memory=memory)
+            known.window_at = lay_out or known.window_at
+        if self._state.window is not None and windows > start:
+            known.windows_from = windows
         boundary = states[-1].get(Part.BOUNDARY)
         # An earlier one is gone: copying a block replaces the recurrent state by the block's none.
-        known.boundary_at = _NO_BOUNDARY
+        known.boundary_at = NO_BOUNDARY
         if self._state.recurrent is not None and boundary is not None:
             self._state.recurrent.check(boundary, stop - 1)
             self._memory.write(sequence, (header(sequence), boundary), PARTIAL_ONLY)
@@ -405,13 +391,10 @@ class LlamaEngine(Engine):
     def expect_window(self, sequence: int, block: int) -> None:
         """See Engine. The first import replaces all that is there, so it must have been."""
         known, start = self._sequences[sequence], block * self.geometry.block_tokens
-        if self._state.blank is None or not 0 < known.length <= start or known.window_at == start:
-            return
-        if known.window_at:
-            raise StateRejected(f"windows from block {block} on, not where they were to begin")
-        with self._room(self.geometry.block_tokens):
-            self._imports.lay_out_windows(sequence, start, self._state.blank)
-        known.window_at = start
+        if self._state.blank is not None and 0 < known.length <= start and not known.window_at:
+            with self._room(self.geometry.block_tokens):
+                self._imports.lay_out_windows(sequence, start)
+            known.window_at = start
 
     @contextlib.contextmanager
     def _room(self, tokens: int) -> Iterator[None]:
@@ -443,7 +426,7 @@ class LlamaEngine(Engine):
         """See Engine."""
         return self._can_go_on(self._sequences[sequence], self._sequences[sequence].length)
 
-    def _can_go_on(self, known: _Sequence, length: int) -> bool:
+    def _can_go_on(self, known: LlamaSequence, length: int) -> bool:
         if self._state.recurrent is not None and known.boundary_at != length:
             return length == 0
         return known.windows_from <= self._window_start(length)
@@ -501,7 +484,7 @@ class LlamaEngine(Engine):
         # Where there is recurrent state, the source's was found to be the one at this length, or
         # is as missing here as there.
         boundary_at = length if self._state.recurrent is None else known.boundary_at
-        self._sequences[target] = _Sequence(length, known.windows_from, boundary_at)
+        self._sequences[target] = LlamaSequence(length, known.windows_from, boundary_at)
         return True
 
     def _own_window(self, sequence: int, length: int) -> None:
@@ -534,7 +517,7 @@ class LlamaEngine(Engine):
     def clear(self, sequence: int) -> None:
         """See Engine."""
         self._memory.drop(sequence)
-        self._sequences[sequence] = _Sequence()
+        self._sequences[sequence] = LlamaSequence()
 
     def self_test(self) -> SelfTest:
         """See Engine."""
@@ -560,4 +543,4 @@ class LlamaEngine(Engine):
     def _forget_all(self) -> None:
         # A fresh context's cell layout comes back: warm runs lay out cells as cold ones.
         self._memory.clear()
-        self._sequences = [_Sequence() for _ in self._sequences]
+        self._sequences = [LlamaSequence() for _ in self._sequences]

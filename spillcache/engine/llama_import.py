@@ -3,12 +3,15 @@ reads, so only what comes first goes straight there, and the rest through the sp
 Engine's thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from itertools import islice
 
+from spillcache.engine.llama_blobs import LlamaBlobs
 from spillcache.engine.llama_memory import LlamaMemory
-from spillcache.engine.llama_sections import HEADER_BYTES, NO_CELLS, Placeholder, header
+from spillcache.engine.llama_sections import HEADER_BYTES, Placeholder, header
 from spillcache.engine.llama_state import LlamaState
-from spillcache.state import BlockState, Buffer, Part
+from spillcache.state import BlockState
 
 
 class LlamaImport:
@@ -19,7 +22,8 @@ class LlamaImport:
     ) -> None:
         """``ring``: the context's window cells; ``call_tokens``: the most that one call takes."""
         self._memory = memory
-        self._state = state
+        self._blobs = LlamaBlobs(state)
+        self._blank = state.blank
         self._spare = spare
         self._ring = ring
         self._call_tokens = call_tokens
@@ -29,50 +33,48 @@ class LlamaImport:
         sequence: int,
         start: int,
         states: Sequence[BlockState],
+        *,
+        lay_out: int = 0,
         memory: memoryview | None = None,
     ) -> None:
-        """Append blocks that were checked, all with the same parts, at position ``start``.
-        ``memory``: room for a blob's header and the one section that there is, so that nothing need
-        be copied.
+        """Append blocks that were checked at position ``start``. ``lay_out``: as
+        ``lay_out_windows`` of that position, if it is not 0. ``memory``: room for a blob's header
+        and the one section that there is, so that nothing need be copied.
 
         Raises StateRejected.
         """
-        if start == 0:
-            self._set(sequence, states, memory)
+        if lay_out and start:
+            self.lay_out_windows(sequence, lay_out)
+        target = self._spare if start else sequence
+        if memory is not None:
+            memory[:HEADER_BYTES] = header(target)
+            self._take(sequence, [(target, memory)])
             return
+        with closing(self._blobs.of(states, target, self._spare)) as blobs:
+            # What goes straight into the sequence replaces all that is there.
+            self._take(sequence, islice(blobs, 1))
+            if lay_out and not start:
+                self.lay_out_windows(sequence, lay_out)
+            self._take(sequence, blobs)
+
+    def _take(self, sequence: int, blobs: Iterable[tuple[int, memoryview]]) -> None:
+        """Read ``blobs`` into their sequences, and append those that are not ``sequence``'s own."""
         try:
-            self._set(self._spare, states, memory)
-            self._memory.copy(self._spare, sequence)
+            for target, blob in blobs:
+                self._memory.set(target, blob, len(blob))
+                if target != sequence:
+                    self._memory.copy(target, sequence)
         finally:  # what was half written must not be in the next block
             self._memory.drop(self._spare)
 
-    def _set(self, sequence: int, states: Sequence[BlockState], memory: memoryview | None) -> None:
-        """Replace a sequence by ``states``."""
-        if memory is None:
-            self._memory.write(sequence, self._pieces(sequence, states))
-        else:
-            memory[:HEADER_BYTES] = header(sequence)
-            self._memory.set(sequence, memory, len(memory))
-
-    def _pieces(self, sequence: int, states: Sequence[BlockState]) -> list[Buffer]:
-        """Of one blob with all ``states``."""
-        state = self._state
-        pieces: list[Buffer] = [header(sequence)]
-        if state.kv is not None:
-            pieces += state.kv.joined([each[Part.KV] for each in states])
-        if state.recurrent is not None:
-            pieces.append(state.recurrent.empty)
-        elif state.window is not None:
-            windows = [each[Part.WINDOW] for each in states if Part.WINDOW in each]
-            pieces += state.window.joined(windows) if windows else [NO_CELLS]
-        return pieces
-
-    def lay_out_windows(self, sequence: int, start: int, blank: Placeholder) -> None:
+    def lay_out_windows(self, sequence: int, start: int) -> None:
         """Have the windows from ``start`` on, the first that are there, lie in the cells where a
         cold run would have put them, and the cells before them in use. Raises StateRejected.
 
         Window cells are taken in a ring: what came more than a round earlier has left no trace.
         """
+        blank = self._blank
+        assert blank is not None  # noqa: S101 - there are windows
         size, ring = blank.layout.cells, self._ring
         if start < ring or ring % size:
             for at in range(0, start, self._call_tokens):

@@ -29,6 +29,7 @@ import numpy as np
 from spillcache.errors import StateRejected
 from spillcache.state import Buffer
 
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 MAGIC = 0xAF143CD8
 HEADER_BYTES = 8
 _CELLS_AT = 8
@@ -93,25 +94,32 @@ class KVLayout:
         if not in_order and not np.array_equal(np.sort(found_at), wanted):
             raise StateRejected("a KV section of other positions")
 
-    def joined(self, sections: Sequence[Buffer]) -> list[Buffer]:
-        """The pieces of one section with the cells of all ``sections``, in their order.
+    def join(self, sections: Sequence[Buffer], out: Bytes) -> int:
+        """Write one section with the cells of all ``sections``, in their order, to the beginning of
+        ``out``: its bytes. Other threads of the interpreter go on meanwhile.
 
         Several not for transposed V, where it is each row that would have to be joined.
         """
-        if len(sections) == 1:
-            return list(sections)
-        views = [memoryview(section).cast("B") for section in sections]
-        at = _CELLS_AT + self.cells * self.cell_bytes
-        pieces: list[Buffer] = [_U32X2.pack(1, self.cells * len(views))]
-        pieces += [view[_CELLS_AT:at] for view in views]
-        for offset, size in self.data:
-            pieces.append(views[0][at:offset])
-            at = offset + size
-            pieces += [view[offset:at] for view in views]
-        return pieces
+        arrays = [np.frombuffer(section, np.uint8) for section in sections]
+        first = arrays[0]
+        if len(arrays) == 1:
+            out[: len(first)] = first
+            return len(first)
+        whole = self.of(self.cells * len(arrays))
+        out[:_CELLS_AT] = np.frombuffer(_U32X2.pack(1, whole.cells), np.uint8)
+        at = end = _CELLS_AT
+        for (start, size), (begin, count) in zip(self._runs(), whole._runs(), strict=True):
+            out[end:begin] = first[at:start]
+            at, end = start + size, begin + count
+            np.concatenate([array[start:at] for array in arrays], out=out[begin:end])
+        return whole.size
+
+    def _runs(self) -> Sequence[tuple[int, int]]:
+        """(offset, bytes) of all that grows with the cells."""
+        return (_CELLS_AT, self.cells * self.cell_bytes), *self.data
 
     def split(self, section: Buffer, count: int) -> list[bytes]:
-        """The reverse of ``joined``: copies of the ``count`` sections of which ``section`` has the
+        """The reverse of ``join``: copies of the ``count`` sections of which ``section`` has the
         cells, in their order; raises StateRejected if they are in another.
         """
         whole, view = self.of(self.cells * count), memoryview(section).cast("B")

@@ -36,10 +36,8 @@ though each of its blocks was in time.
 """
 SLOW = "slow"
 """Why tokens are computed that a tier holds: that is quicker."""
-RUN_BYTES = 32 * MIB
-"""So much is imported at once, if it is there and nobody else waits; it takes one or two SLICE_S.
-The first goes straight into the sequence, the others on a detour.
-"""
+RUN_BYTES = 64 * MIB
+"""So much is imported at once, if it is there and nobody else waits: up to three SLICE_S."""
 RUN_BLOCKS = 256
 """And no more blocks: of a model without kv most have no bytes at all."""
 ATTEMPTS = 3

@@ -64,6 +64,18 @@ def restore(
             engine.expect_window(sequence, expect)
 
 
+def restore_runs(engine: Engine, saved: Saved) -> list[int]:
+    """As ``restore``, handing all that is left over at once; how many went in together."""
+    states: list[BlockState] = [
+        {part: block[part] for part in wanted(engine.geometry, index, len(saved))}
+        for index, block in enumerate(saved)
+    ]
+    runs: list[int] = []
+    while sum(runs) < len(saved):
+        runs.append(engine.import_run(0, sum(runs), states[sum(runs) :]))
+    return runs
+
+
 def alike(one: Logits, other: Logits) -> bool:
     """The same but for what another cell layout makes of it."""
     return bool(np.corrcoef(one.ravel(), other.ravel())[0, 1] > 0.99)
@@ -197,24 +209,13 @@ class EngineSuite:
         saved = prefill(engine, 0, prompt)
         cold = go_on(engine, 0, prompt[blocks * SIZE :])
         engine.clear(0)
-        runs = self.restore_runs(engine, saved)
+        runs = restore_runs(engine, saved)
         assert (sum(runs), engine.length(0)) == (blocks, blocks * SIZE)
         assert engine.restored(0)
         assert np.array_equal(go_on(engine, 0, prompt[blocks * SIZE :]), cold)
         if engine.geometry.has_kv:
             for block in range(blocks):
                 assert bytes(engine.export(0, block)[K]) == saved[block][K]
-
-    def restore_runs(self, engine: Engine, saved: Saved) -> list[int]:
-        """As ``restore``, handing all that is left over at once; how many went in together."""
-        states: list[BlockState] = [
-            {part: block[part] for part in wanted(engine.geometry, index, len(saved))}
-            for index, block in enumerate(saved)
-        ]
-        runs: list[int] = []
-        while sum(runs) < len(saved):
-            runs.append(engine.import_run(0, sum(runs), states[sum(runs) :]))
-        return runs
 
     def test_a_run_ends_before_a_block_that_would_be_refused(self, engine: Engine) -> None:
         saved = prefill(engine, 0, tokens(4 * SIZE))

@@ -1,4 +1,5 @@
 import ctypes
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -6,10 +7,21 @@ from typing import Any, ClassVar
 import models
 import numpy as np
 import pytest
-from engine_suite import SIZE, EngineSuite, Saved, alike, go_on, prefill, restore, tokens
+from engine_suite import (
+    SIZE,
+    EngineSuite,
+    Saved,
+    alike,
+    go_on,
+    prefill,
+    restore,
+    restore_runs,
+    tokens,
+)
 from models import ModelShelf
 
 from spillcache.config import EngineConfig
+from spillcache.engine import llama_blobs
 from spillcache.engine.base import Chunk
 from spillcache.engine.llama_engine import LlamaEngine
 from spillcache.engine.llama_state import LlamaState
@@ -503,6 +515,69 @@ def test_a_fork_takes_its_last_token_back(gguf_model: ModelShelf) -> None:
         engine.close()
 
 
+@pytest.mark.parametrize("blob_bytes", [1, 40_000, 100_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_goes_in_as_several_blobs_gives_the_same_bits(
+    gguf_model: ModelShelf, kind: str, blob_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_blobs, "BLOB_BYTES", blob_bytes)
+    engine = open_engine(model_of(gguf_model, kind))
+    saved, tail = prefill(engine, 0, tokens(12 * SIZE)), tokens(9, 2)
+    cold = go_on(engine, 0, tail)
+    engine._forget_all()
+    sizes, take = [], engine._memory.set
+
+    def watched(sequence: int, blob: Any, size: int, flags: int = 0) -> None:
+        sizes.append(size)
+        take(sequence, blob, size, flags)
+
+    monkeypatch.setattr(engine._memory, "set", watched)
+    restore_runs(engine, saved)
+    assert np.array_equal(go_on(engine, 0, tail), cold)
+    if engine.geometry.has_kv:
+        assert len(sizes) > 2
+        assert engine.export(0, 3)[Part.KV] == saved[3][Part.KV]
+    engine.close()
+
+
+def test_a_run_that_is_half_taken_leaves_nothing(
+    gguf_model: ModelShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does anybody still read what the caller lets go of then."""
+    monkeypatch.setattr(llama_blobs, "BLOB_BYTES", 1)
+    engine = open_engine(model_of(gguf_model, "gemma3"))
+    saved, tail = prefill(engine, 0, tokens(6 * SIZE)), tokens(9, 2)
+    expected, joined = go_on(engine, 0, tail), []
+    take, join = engine._memory.set, engine._imports._blobs._join
+
+    def third(*args: Any) -> None:
+        if len(joined) > 2:
+            raise StateRejected("no")
+        take(*args)
+
+    def slow(*args: Any) -> memoryview:
+        time.sleep(0.02)
+        blob = join(*args)
+        joined.append(len(blob))
+        return blob
+
+    engine.clear(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._memory, "set", third)
+        patch.setattr(engine._imports._blobs, "_join", slow)
+        with pytest.raises(StateRejected, match="no"):
+            restore_runs(engine, saved)
+    count = len(joined)
+    time.sleep(0.1)
+    assert 2 < len(joined) == count < 6
+    assert engine._memory.oldest(engine._spare) == -1
+    engine.clear(0)
+    assert engine._memory.oldest(0) == -1
+    restore_runs(engine, saved)
+    assert alike(go_on(engine, 0, tail), expected)
+    engine.close()
+
+
 def test_windows_begin_where_they_were_expected(gguf_model: ModelShelf) -> None:
     engine = open_engine(model_of(gguf_model, "gemma3"))
     try:
@@ -515,14 +590,13 @@ def test_windows_begin_where_they_were_expected(gguf_model: ModelShelf) -> None:
         for _ in range(2):
             engine.expect_window(0, 2)
             assert engine._sequences[0].window_at == 2 * SIZE
-        with pytest.raises(StateRejected, match="not where they were to begin"):
+        with pytest.raises(StateRejected, match="windows are to begin at position 128"):
             engine.import_(0, 1, saved[1])
-        engine.import_(0, 1, only_kv[1])
-        with pytest.raises(StateRejected, match="block 2 lacks its window"):
-            engine.import_(0, 2, only_kv[2])
-        with pytest.raises(StateRejected, match="block 2 lacks its window"):
-            engine.import_run(0, 2, only_kv[2:])
-        engine.import_run(0, 2, saved[2:])
+        for states in (saved[1:], only_kv[1:], only_kv[1:3] + saved[3:]):
+            with pytest.raises(StateRejected, match="windows are to begin at position 128"):
+                engine.import_run(0, 1, states)
+        assert engine.import_run(0, 1, only_kv[1:2] + saved[2:4]) == 3
+        engine.import_run(0, 4, saved[4:])
         assert engine.restored(0)
     finally:
         engine.close()
@@ -541,16 +615,17 @@ def test_restored_windows_lie_in_the_cells_of_a_cold_run(gguf_model: ModelShelf)
         saved = prefill(engine, 0, prompt)
         for end in (ring // SIZE, *range(ring // SIZE + 1, blocks, 3), blocks):
             rows = []
-            for warm, early in ((False, False), (True, False), (True, True)):
+            first = max(1, end - engine.geometry.window_blocks)
+            for how in ("cold", "warm", "early", "at once"):
                 # As at a server's start: where llama.cpp looks for cells first depends on the past.
                 engine._forget_all()
-                if warm:
-                    first = max(1, end - engine.geometry.window_blocks)
-                    restore(engine, 0, saved[:end], expect=first if early else None)
-                else:
+                if how == "cold":
                     prefill(engine, 0, prompt[: end * SIZE])
+                elif how == "at once":
+                    assert restore_runs(engine, saved[:end]) == [end]
+                else:
+                    restore(engine, 0, saved[:end], expect=first if how == "early" else None)
                 rows.append(go_on(engine, 0, more))
-            assert np.array_equal(rows[0], rows[1]), end
-            assert np.array_equal(rows[0], rows[2]), end
+            assert all(np.array_equal(rows[0], row) for row in rows), end
     finally:
         engine.close()

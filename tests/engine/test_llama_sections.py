@@ -16,7 +16,7 @@ from spillcache.engine.llama_sections import (
 )
 from spillcache.engine.llama_state import LlamaState
 from spillcache.errors import StateRejected
-from spillcache.state import Part
+from spillcache.state import Buffer, Part
 
 # Two cells at 6 and 7, one layer, K rows of 4 bytes, V rows of 2: state format 3.
 GOLDEN = bytes.fromhex(
@@ -232,6 +232,11 @@ def resident_bytes() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Rss:"))
 
 
+def joined(layout: KVLayout, *sections: Buffer) -> bytes:
+    out = np.full(len(sections) * layout.size, 0xEE, np.uint8)
+    return bytes(out[: layout.join(sections, out)])
+
+
 @pytest.mark.parametrize(("golden", "extra"), [(GOLDEN, 0), (GOLDEN_4, 0), (GOLDEN_MULTI, 3)])
 def test_joined_sections_are_one_with_all_their_cells(golden: bytes, extra: int) -> None:
     layout = parsed(golden, extra)
@@ -239,7 +244,7 @@ def test_joined_sections_are_one_with_all_their_cells(golden: bytes, extra: int)
     later = patched(later, 8 + layout.cell_bytes, 9)
     rows = layout.data[0][0]
     later = later[:rows] + bytes.fromhex("e0e1e2e3 f0f1f2f3") + later[rows + 8 :]
-    section = b"".join(layout.joined([golden, memoryview(later)]))
+    section = joined(layout, golden, memoryview(later))
     assert parsed(section, extra) == layout.of(4)
     layout.of(4).check(section, 6, 10)
     k, v = (section[at : at + size].hex(" ") for at, size in layout.of(4).data)
@@ -248,7 +253,8 @@ def test_joined_sections_are_one_with_all_their_cells(golden: bytes, extra: int)
     assert layout.split(section, 2) == [golden, later]
     assert layout.of(4).in_order(section, 6)
     assert not layout.of(4).in_order(section, 7)
-    assert not layout.of(4).in_order(b"".join(layout.joined([later, golden])), 6)
+    assert not layout.of(4).in_order(joined(layout, later, golden), 6)
+    assert joined(layout, later) == later
 
 
 # Recurrent sections.
