@@ -89,7 +89,7 @@ class Appender:
     ) -> tuple[Staging, list[int]]:
         """Hand over records (each given in pieces, padded here) to be written: the stream, which
         the caller finishes and closes, and their offsets. ``size_bytes``: about what they take;
-        None: more is appended before these are waited for.
+        None: more follows, so nobody waits for their end alone.
 
         Nothing names them, and what is appended next goes to the same place, until ``keep`` is
         told. On an error the caller must ``abandon``: what is on the device is unknown.

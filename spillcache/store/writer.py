@@ -173,7 +173,7 @@ class Writer:
         """Append a group and commit it; aside, if ``more`` is to be appended meanwhile."""
         aside = more and _sizes(group) > len(group) * _SMALL_BYTES
         try:
-            flight = self._launch(job, group, aside=aside)
+            flight = self._launch(job, group, more=more)
         except OSError as error:
             self._land(done)  # what went before is not to blame
             self._give_up()
@@ -185,9 +185,9 @@ class Writer:
             if not aside:
                 self._land(done)
 
-    def _launch(self, job: PutJob, group: list[Outgoing], *, aside: bool = False) -> Flight | None:
+    def _launch(self, job: PutJob, group: list[Outgoing], *, more: bool = False) -> Flight | None:
         """Reserve room for a group, or for as much of it as fits, and append that; None when
-        nothing fits. ``aside``: more is appended before it is waited for. Raises OSError.
+        nothing fits. ``more`` follows, so nobody waits for its end alone. Raises OSError.
         """
         fitting = self._reserve(job, group)
         flight: Flight | None = None
@@ -197,7 +197,7 @@ class Writer:
             introduce = not self._appender.has_noted(namespace.id)
             pieces = _pieces(namespace if introduce else None, fitting)
             self._torn = True
-            size = None if aside else flight.need_bytes
+            size = None if more else flight.need_bytes
             flight.staging, offsets = self._appender.write(pieces, size)
             self._torn = False
             self._appender.noted(namespace.id)
