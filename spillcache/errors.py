@@ -143,6 +143,8 @@ class StateRejected(EngineError):
     """The engine refused a block's state; the sequence must be cleared."""
 
     code = "ENGINE_STATE_REJECTED"
+    blocks = 1
+    """One of so many was refused, and it is not known which."""
 
 
 class BenchError(SpillcacheError):

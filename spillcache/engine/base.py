@@ -366,7 +366,8 @@ class Engine(ABC):
 
     def import_run(self, sequence: int, block: int, states: Sequence[BlockState]) -> int:
         """As ``import_``, for as many of these whole blocks, from ``block`` on, as the engine takes
-        at once: how many that was. Where one is rejected, it is the first.
+        at once: how many that was. Where one is rejected, it is the first, or one of the
+        ``StateRejected.blocks``.
         """
         self.import_(sequence, block, states[0])
         return 1
@@ -381,8 +382,8 @@ class Engine(ABC):
 
     def expect_window(self, sequence: int, block: int) -> None:  # noqa: B027 - most need not
         """Prepare, if that may be done already, for blocks that are still to be imported, without a
-        ``window`` up to ``block``, which has one. Unless this is called, its import does it. Raises
-        as ``import_``.
+        ``window`` up to ``block``, which has one: until then the sequence is only imported to, or
+        cleared. Unless this is called, that block's import does it. Raises as ``import_``.
         """
 
     @abstractmethod

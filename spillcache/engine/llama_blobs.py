@@ -3,7 +3,7 @@ while the last is read.
 """
 
 from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 
@@ -19,11 +19,13 @@ all its cells. The first of several is a quarter: nothing else is done while it 
 
 
 class LlamaBlobs:
-    """See the module. Engine's thread. Owns two buffers, which stay."""
+    """See the module. Engine's thread. Owns two buffers, which stay, and the thread."""
 
     def __init__(self, state: LlamaState) -> None:
         self._state = state
         self._buffers = [np.empty(0, np.uint8)] * 2
+        self._joiner = ThreadPoolExecutor(1, "spillcache-join")
+        self._joiner.submit(lambda: None)  # so that its thread is there, or the start fails
 
     def of(
         self, states: Sequence[BlockState], first: int, others: int
@@ -34,12 +36,18 @@ class LlamaBlobs:
         """
         runs = _runs(states)
         target, blob = first, self._join(0, first, runs[0])
-        with ThreadPoolExecutor(1, "spillcache-join") as joiner:
-            for number, run in enumerate(runs[1:], 1):
-                ahead = joiner.submit(self._join, number % 2, others, run)
+        for number, run in enumerate(runs[1:], 1):
+            ahead = self._joiner.submit(self._join, number % 2, others, run)
+            try:
                 yield target, blob
-                target, blob = others, ahead.result()
+            finally:
+                wait((ahead,))
+            target, blob = others, ahead.result()
         yield target, blob
+
+    def close(self) -> None:
+        """End the thread."""
+        self._joiner.shutdown()
 
     def _join(self, place: int, sequence: int, states: Sequence[BlockState]) -> memoryview:
         """One blob with all ``states``, in a buffer."""
@@ -65,7 +73,7 @@ class LlamaBlobs:
 
 
 def _size(state: BlockState) -> int:
-    return sum(map(len, state.values()))
+    return sum(len(payload) for part, payload in state.items() if part is not Part.BOUNDARY)
 
 
 def _runs(states: Sequence[BlockState]) -> list[Sequence[BlockState]]:

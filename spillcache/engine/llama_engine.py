@@ -374,9 +374,9 @@ class LlamaEngine(Engine):
             first = stop if memory is not None else start + size
             self._check(states[0], start, min(stop, first))
             lay_out = 0 if self._state.blank is None else known.lay_out(start, windows, stop)
-            with self._room(stop - start):
+            with self._room(stop - start, len(states)):
                 self._imports.append(sequence, start, states, lay_out=lay_out, memory=memory)
-            known.window_at = lay_out or known.window_at
+            known.window_at = 0 if windows < stop else known.window_at
         if self._state.window is not None and windows > start:
             known.windows_from = windows
         boundary = states[-1].get(Part.BOUNDARY)
@@ -397,11 +397,12 @@ class LlamaEngine(Engine):
             known.window_at = start
 
     @contextlib.contextmanager
-    def _room(self, tokens: int) -> Iterator[None]:
-        """Where state of so many tokens is rejected for want of cells, raise ContextFullError."""
+    def _room(self, tokens: int, blocks: int = 1) -> Iterator[None]:
+        """Raise ContextFullError where ``tokens`` are rejected for want of cells."""
         try:
             yield
         except StateRejected as error:
+            error.blocks = blocks
             if self._holds() + tokens <= self.limits.context_tokens:
                 raise
             raise ContextFullError("there is no room for a restored block") from error
@@ -427,7 +428,8 @@ class LlamaEngine(Engine):
         return self._can_go_on(self._sequences[sequence], self._sequences[sequence].length)
 
     def _can_go_on(self, known: LlamaSequence, length: int) -> bool:
-        if self._state.recurrent is not None and known.boundary_at != length:
+        recurrent = self._state.recurrent is not None
+        if known.window_at or (recurrent and known.boundary_at != length):
             return length == 0
         return known.windows_from <= self._window_start(length)
 
@@ -530,7 +532,9 @@ class LlamaEngine(Engine):
 
     def close(self) -> None:
         """See Engine. A text that is still tokenised elsewhere keeps the model in memory."""
-        text = getattr(self, "_text", None)
+        text, imports = getattr(self, "_text", None), getattr(self, "_imports", None)
+        if imports is not None:
+            imports.close()
         free = text is None or text.close()
         self._embedder.close()
         if self._context is not None:

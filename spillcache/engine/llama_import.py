@@ -28,6 +28,10 @@ class LlamaImport:
         self._ring = ring
         self._call_tokens = call_tokens
 
+    def close(self) -> None:
+        """End the thread that joins."""
+        self._blobs.close()
+
     def append(
         self,
         sequence: int,

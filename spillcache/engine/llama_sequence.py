@@ -19,7 +19,9 @@ class LlamaSequence:
     boundary_at: int = 0
     """Recurrent state is the one after this many positions; NO_BOUNDARY: there is none."""
     window_at: int = 0
-    """Placeholders are there up to here, where the first block with its window comes; 0: no."""
+    """Placeholders are there up to here, where a first block with its window is still to come; 0:
+    none is expected.
+    """
 
     def lay_out(self, start: int, windows: int, stop: int) -> int:
         """Up to where placeholders must be laid out before blocks at ``start`` … ``stop``, whose
@@ -27,9 +29,9 @@ class LlamaSequence:
 
         Raises StateRejected where they were to begin elsewhere.
         """
+        if self.window_at:
+            if windows > self.window_at or (windows < stop and windows != self.window_at):
+                raise StateRejected(f"windows are to begin at position {self.window_at}")
+            return 0
         begin = windows < stop and (windows > start or self.windows_from == start)
-        if not self.window_at:
-            return windows if begin else 0
-        if windows != self.window_at and (begin or start < self.window_at < windows):
-            raise StateRejected(f"windows are to begin at position {self.window_at}")
-        return 0
+        return windows if begin else 0

@@ -185,6 +185,7 @@ class Restorer:
             count = 1
         else:
             whole = [block.state for block in run if not block.tail_tokens]
+            whole = whole[:1] if restore.singly else whole
             count = self._engine.import_run(sequence, first.index, whole)
         took = time.monotonic() - now
         restore.last_block = now
@@ -210,16 +211,20 @@ class Restorer:
         raise late
 
     def _failed(self, sequence: int, restore: Restore, error: SpillcacheError) -> bool:
-        """Clear, match again without the block that failed, at most twice; then cold."""
+        """Clear, match again without the block that failed, at most twice; then cold. Where it is
+        not known which block that was, the same blocks one by one.
+        """
         log.warning("a restore stopped after %d blocks: %s", restore.blocks, error)
         restore.close()
         step = restore.match.steps[min(restore.blocks, restore.match.blocks - 1)]
         if isinstance(error, ContextFullError):  # the block is not to blame
             restore.is_full = True
+        elif isinstance(error, StateRejected) and error.blocks > 1:
+            restore.singly = True
         else:
             restore.failed.add(step.hash)
-        if isinstance(error, StateRejected):
-            self._never_again(restore.match.chain, step.hash, error)
+            if isinstance(error, StateRejected):
+                self._never_again(restore.match.chain, step.hash, error)
         lost = self.tokens_by_tier(restore)
         self.count(restore)
         restore.decision = "failed"

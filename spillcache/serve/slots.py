@@ -171,6 +171,8 @@ class Restore:
     import_s: float = 0.0
     """What importing them took, without waiting for them."""
     decision: Decision = "restore"
+    singly: bool = False
+    """Blocks go in one by one: one of several that went in together was refused."""
     is_full: bool = False
     """The context had no room for a block: somebody must give way before it goes on."""
 

@@ -88,8 +88,8 @@ class Appender:
         self, records: Iterable[tuple[Buffer, ...]], size_bytes: int | None
     ) -> tuple[Staging, list[int]]:
         """Hand over records (each given in pieces, padded here) to be written: the stream, which
-        the caller finishes and closes, and their offsets. ``size_bytes``: about what they take;
-        None: more follows, so nobody waits for their end alone.
+        the caller finishes and closes, and their offsets. ``size_bytes``: about what they take, so
+        that their end is written soon; None: more follows, and long writes are better.
 
         Nothing names them, and what is appended next goes to the same place, until ``keep`` is
         told. On an error the caller must ``abandon``: what is on the device is unknown.

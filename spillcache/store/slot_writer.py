@@ -179,11 +179,19 @@ class SlotFileWriter:
 
     def seal(self, piece: Piece) -> None:
         """Copy in what was left for later, let go of what is held for that, encrypt and digest; in
-        the order in which pieces are written.
+        the order in which pieces are written. The copies are made by a thread, beside the digests,
+        unless it is the copy that is encrypted.
         """
-        copied = self._copier.submit(piece.copy)
         if self._cipher is not None:
+            piece.copy()
+        copied = self._copier.submit(piece.copy)
+        try:
+            self._digest_records(piece)
+        finally:
             copied.result()
+        piece.holds.close()
+
+    def _digest_records(self, piece: Piece) -> None:
         view = piece.buffer.view
         for record in piece.records:
             at, header = record.at, record.header
@@ -204,8 +212,6 @@ class SlotFileWriter:
             view[stop : at + header.record_bytes] = bytes(at + header.record_bytes - stop)
             self._digest.update(head)
             self._parts += header.record_class != RecordClass.TOKENS
-        copied.result()
-        piece.holds.close()
 
     # The disk.
 

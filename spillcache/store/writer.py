@@ -187,7 +187,7 @@ class Writer:
 
     def _launch(self, job: PutJob, group: list[Outgoing], *, more: bool = False) -> Flight | None:
         """Reserve room for a group, or for as much of it as fits, and append that; None when
-        nothing fits. ``more`` follows, so nobody waits for its end alone. Raises OSError.
+        nothing fits. ``more`` follows: see ``Appender.write``. Raises OSError.
         """
         fitting = self._reserve(job, group)
         flight: Flight | None = None

@@ -14,6 +14,7 @@ from stack import GREEDY, Answer, Stack, collect, prompt
 
 from spillcache.engine.base import Chunk
 from spillcache.engine.llama_engine import LlamaEngine
+from spillcache.engine.llama_memory import LlamaMemory
 from spillcache.errors import DecodeError, StateRejected
 from spillcache.serve.job import GenerationRequest, Ticket
 from spillcache.state import Part
@@ -231,6 +232,41 @@ def test_a_block_that_the_engine_refuses_does_not_come_back(
         assert counted(stack, "condemned_blocks_total") == 1
     with Stack(gguf_model("llama"), filled) as stack:
         assert stack.answer(PROMPT, 16).cached == {"disk": 639}, "it was computed and put anew"
+
+
+def test_of_blocks_that_are_refused_together_only_the_one_to_blame_goes(
+    gguf_model: ModelShelf, cold: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp takes several as one, and does not say which it refuses: then one by one."""
+    runs: list[int] = []
+    import_run, take = LlamaEngine.import_run, LlamaMemory.set
+
+    def watch(self: LlamaEngine, sequence: int, block: int, states: Any) -> int:
+        runs.append(len(states))
+        return import_run(self, sequence, block, states)
+
+    with Stack(gguf_model("llama"), None) as stack:
+        stack.answer(PROMPT, 1)
+        stack.answer(prompt(700, seed=8), 1)
+        assert stack.cache is not None
+        # Of the two prompts' the first that came.
+        rows = next(bytes(b.parts[Part.KV])[-64:] for b in stack.cache._ram.all() if b.index == BAD)
+
+        def refuse(self: LlamaMemory, sequence: int, blob: Any, *rest: int) -> None:
+            if rows in bytes(blob):
+                raise StateRejected("one of them")
+            take(self, sequence, blob, *rest)
+
+        monkeypatch.setattr(LlamaEngine, "import_run", watch)
+        monkeypatch.setattr(LlamaMemory, "set", refuse)
+        answer = stack.answer(PROMPT, 16)
+        assert np.array_equal(answer.logits, cold.logits)
+        assert answer.cached == {"ram": BAD * 64}
+        assert runs[0] > 1
+        assert runs[1 : BAD + 2] == [1] * (BAD + 1)
+        assert counted(stack, "condemned_blocks_total") == 1
+        assert answer.done is not None
+        assert answer.done.timings.refused == {StateRejected.code: 640 - BAD * 64}
 
 
 def test_what_a_client_left_on_trial_is_still_on_trial(
