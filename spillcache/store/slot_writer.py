@@ -103,8 +103,8 @@ class Piece:
 
 
 class SlotFileWriter:
-    """See the module. Owns its temporary file until ``publish``, and needs ``abandon`` at the end
-    in any case: until then the file is locked.
+    """See the module. Owns its temporary file until ``publish`` and the thread that copies, and
+    needs ``abandon`` at the end in any case: until then the file is locked.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class SlotFileWriter:
         unless it is the copy that is encrypted.
         """
         if self._cipher is not None:
-            piece.copy()
+            piece.copy()  # and what follows has nothing to do
         copied = self._copier.submit(piece.copy)
         try:
             self._digest_records(piece)
