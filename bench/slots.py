@@ -31,11 +31,11 @@ from interference import Runs, _alternate, _any
 from pace_rig import Rig, p99_ratio
 from wide_model import Conversation, Conversations, random_tokens, write_wide_model
 
-from spillcache.cache.background import give_way
 from spillcache.cache.memory import available_bytes
 from spillcache.cli.model_path import find_model
 from spillcache.config import GIB, KIB, MIB, CacheConfig, EngineConfig, parse_size
 from spillcache.errors import SpillcacheError
+from spillcache.processors import give_way
 from spillcache.serve.slot_actions import SlotDone
 from spillcache.state import Part
 from spillcache.store.buffers import AlignedBuffer

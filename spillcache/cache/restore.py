@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from spillcache.cache.background import give_way
 from spillcache.chain import BlockHash
 from spillcache.config import MIB
 from spillcache.errors import SpillcacheError, StoreError, StoreIOError
+from spillcache.processors import give_way
 from spillcache.state import Buffer, Part
 from spillcache.store.block_store import BlockStore, Entry, Payload
 from spillcache.store.read_meter import Reading

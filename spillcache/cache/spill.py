@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from spillcache.cache.background import give_way
 from spillcache.cache.breaker import Breaker
 from spillcache.cache.due import Due
 from spillcache.cache.policy import RANKS, rank
@@ -26,6 +25,7 @@ from spillcache.chain import BlockHash
 from spillcache.config import MIB, CacheConfig, format_size
 from spillcache.errors import StoreError
 from spillcache.metrics import Metrics
+from spillcache.processors import give_way
 from spillcache.state import Geometry, Part
 from spillcache.store.block_store import BlockStore, PutResult, StoreObject
 from spillcache.store.format import RECORD_HEADER_BYTES, padded

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from blake3 import blake3
 
-from spillcache.cache.background import give_way
 from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.cache.spill import Flushed
 from spillcache.config import Settings
@@ -25,6 +24,7 @@ from spillcache.errors import (
 )
 from spillcache.metrics import Metrics
 from spillcache.namespace import Namespace, file_identity, remembered_digest
+from spillcache.processors import give_way
 from spillcache.serve.adapters import Adapters
 from spillcache.serve.door import SlotAction
 from spillcache.serve.job import GenerationRequest, Listener, Ticket

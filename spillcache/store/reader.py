@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from spillcache.config import KIB, MIB
+from spillcache.processors import keep_to_half
 from spillcache.state import Buffer
 from spillcache.store import codec as codecs
 from spillcache.store.buffers import AlignedBuffer, BufferPool, rounded
@@ -249,11 +250,12 @@ class ReadAhead:
         self._fetched: list[_Fetched] = []
         self._reading = min(READ_THREADS, len(self._runs))
         """Threads that may still fetch something."""
+        self._verifiers = 1 if _are_small(self._runs) else VERIFY_THREADS
         self._threads = [
-            threading.Thread(target=work, name=f"spillcache-{name}-{n}", daemon=True)
+            threading.Thread(target=work, args=(n,), name=f"spillcache-{name}-{n}", daemon=True)
             for work, name, most in (
                 (self._read, "read", READ_THREADS),
-                (self._verify, "verify", 1 if _are_small(self._runs) else VERIFY_THREADS),
+                (self._verify, "verify", self._verifiers),
             )
             for n in range(min(most, len(self._runs)))
         ]
@@ -318,7 +320,7 @@ class ReadAhead:
                 except OSError as error:  # all that was wanted of it was read
                     log.warning("segment %d was not closed well: %s", segment, error)
 
-    def _read(self) -> None:
+    def _read(self, _number: int) -> None:
         while (number := self._take_run()) is not None:
             run = self._runs[number]
             lease = _Lease(self._pool, lambda size=run.memory_bytes: self._freed(size))  # type: ignore[misc]
@@ -352,7 +354,9 @@ class ReadAhead:
             self._roomy.notify()
         return None
 
-    def _verify(self) -> None:
+    def _verify(self, number: int) -> None:
+        if self._verifiers > 1:
+            keep_to_half(number)
         while (fetched := self._take_fetched()) is not None:
             run, lease = self._runs[fetched.number], fetched.lease
             try:

@@ -5,9 +5,9 @@ import threading
 import pytest
 from cache_tools import WatchedStore, cache_config, chain, eventually, objects
 
-from spillcache.cache.background import NICE, give_way
 from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.cache.restore import RestoreStream, Step
+from spillcache.processors import NICE, give_way
 from spillcache.state import Geometry, Part
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has niceness per thread")
@@ -57,11 +57,3 @@ def test_who_reads_and_who_writes_give_way(store: WatchedStore) -> None:
     stream.close()
     assert stream.join(10)
     cache.close()
-
-
-def test_a_system_that_says_no_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "setpriority", refuse)
-    give_way()

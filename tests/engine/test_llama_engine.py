@@ -1,4 +1,6 @@
 import ctypes
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -515,6 +517,10 @@ def test_a_fork_takes_its_last_token_back(gguf_model: ModelShelf) -> None:
         engine.close()
 
 
+def processors_of_this_thread() -> set[int]:
+    return os.sched_getaffinity(0) if sys.platform == "linux" else set()
+
+
 @pytest.mark.parametrize("blob_bytes", [1, 40_000, 100_000])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_goes_in_as_several_blobs_gives_the_same_bits(
@@ -532,7 +538,9 @@ def test_a_run_that_goes_in_as_several_blobs_gives_the_same_bits(
         take(sequence, blob, size, flags)
 
     monkeypatch.setattr(engine._memory, "set", watched)
+    free = processors_of_this_thread()
     restore_runs(engine, saved)
+    assert processors_of_this_thread() == free
     assert np.array_equal(go_on(engine, 0, tail), cold)
     if engine.geometry.has_kv:
         assert len(sizes) > 2
@@ -547,7 +555,7 @@ def test_a_run_that_is_half_taken_leaves_nothing(
     monkeypatch.setattr(llama_blobs, "BLOB_BYTES", 1)
     engine = open_engine(model_of(gguf_model, "gemma3"))
     saved, tail = prefill(engine, 0, tokens(6 * SIZE)), tokens(9, 2)
-    expected, joined = go_on(engine, 0, tail), []
+    expected, joined, free = go_on(engine, 0, tail), [], processors_of_this_thread()
     take, join = engine._memory.set, engine._imports._blobs._join
 
     def third(*args: Any) -> None:
@@ -567,6 +575,7 @@ def test_a_run_that_is_half_taken_leaves_nothing(
         patch.setattr(engine._imports._blobs, "_join", slow)
         with pytest.raises(StateRejected, match="no"):
             restore_runs(engine, saved)
+    assert processors_of_this_thread() == free
     count = len(joined)
     time.sleep(0.1)
     assert 2 < len(joined) == count < 6

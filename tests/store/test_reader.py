@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -21,14 +22,14 @@ from store_tools import (
 )
 from test_rows import ENTRY
 
-from spillcache.config import MIB
+from spillcache.config import KIB, MIB
 from spillcache.errors import CorruptBlock, ObjectMissing, StoreIOError
 from spillcache.metrics import Metrics
 from spillcache.state import Part
 from spillcache.store.block_store import BlockStore
 from spillcache.store.files import Files
 from spillcache.store.format import RecordHeader, payload_digest
-from spillcache.store.reader import plan_runs
+from spillcache.store.reader import ReadAhead, plan_runs
 
 REGIONS = [
     *range(0, 192, 8),  # every field of the header
@@ -387,6 +388,32 @@ def test_stop_ends_a_stream_between_payloads_and_while_it_waits(faulty, files):
     assert list(faulty.read(found, stop=stop)) == []
     files.gate = None
     check_all(faulty, wanted)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads choose processors only on Linux")
+@pytest.mark.parametrize(("size", "verifiers"), [(MIB, 2), (64 * KIB, 1)])
+def test_threads_that_verify_long_records_have_a_processor_each(
+    tmp_path, monkeypatch, size, verifiers
+):
+    free, used, verified = sorted(os.sched_getaffinity(0)), {}, ReadAhead._verified
+    all_there = threading.Barrier(verifiers)
+
+    def watched(self, *args):
+        name = threading.current_thread().name
+        if name not in used:
+            used[name] = os.sched_getaffinity(0)
+            all_there.wait(10)
+        return verified(self, *args)
+
+    monkeypatch.setattr(ReadAhead, "_verified", watched)
+    with BlockStore.open(config(tmp_path / "cache")) as store:
+        store.put(NAMESPACE, items := objects(1, 12, size))
+        assert read_all(store, entries(store, items)) == [item.payload for item in items]
+    count = min(verifiers, len(free))
+    assert [set(free[n % count :: count]) for n in range(verifiers)] == [
+        used[f"spillcache-verify-{n}"] for n in range(verifiers)
+    ]
+    assert sorted(os.sched_getaffinity(0)) == free
 
 
 def test_reading_nothing(store):
