@@ -5,7 +5,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from typing import Self
 
 NICE = 10
 """With a processor to share, ten times less of it than the threads that compute answers."""
@@ -33,25 +33,34 @@ def keep_to_half(number: int) -> None:
     """
     halves = _halves()
     if halves is not None:
-        _keep(0, halves[number % 2])
+        _keep(halves[number % 2])
 
 
-@contextlib.contextmanager
-def apart_from(helper: int) -> Iterator[None]:
-    """While inside, keep the calling thread in one half of its processors, the one where it is, and
-    the thread with the native id ``helper`` in the other, where it also stays.
+class Apart:
+    """While inside, the thread that made it stays in one half of its processors, the one where it
+    is, as do threads that it starts; helpers that call ``cross`` are in the other.
+
+    Threads that take the interpreter's lock from each other are best off together, one that writes
+    or copies meanwhile apart from them.
     """
-    halves = _halves()
-    if halves is None:
-        yield
-        return
-    here = _current() in halves[1]
-    _keep(helper, halves[not here])
-    _keep(0, halves[here])
-    try:
-        yield
-    finally:
-        _keep(0, halves[0] | halves[1])
+
+    def __init__(self) -> None:
+        self._halves = _halves()
+        self._here = self._halves is not None and _current() in self._halves[1]
+
+    def __enter__(self) -> Self:
+        if self._halves is not None:
+            _keep(self._halves[self._here])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._halves is not None:
+            _keep(self._halves[0] | self._halves[1])
+
+    def cross(self) -> None:
+        """Have the calling thread, a helper, stay in the other half, from now on."""
+        if self._halves is not None:
+            _keep(self._halves[not self._here])
 
 
 def _halves() -> tuple[set[int], set[int]] | None:
@@ -62,6 +71,6 @@ def _halves() -> tuple[set[int], set[int]] | None:
     return (set(allowed[::2]), set(allowed[1::2])) if len(allowed) > 1 else None
 
 
-def _keep(thread: int, processors: set[int]) -> None:
-    with contextlib.suppress(OSError):  # it has ended, or a sandbox does not allow it
-        os.sched_setaffinity(thread, processors)
+def _keep(processors: set[int]) -> None:
+    with contextlib.suppress(OSError):  # a sandbox that does not allow it
+        os.sched_setaffinity(0, processors)

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -10,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from spillcache import processors
-from spillcache.processors import apart_from, give_way, keep_to_half
+from spillcache.processors import Apart, give_way, keep_to_half
 
 T = TypeVar("T")
 
@@ -51,23 +50,29 @@ def test_halves_have_nothing_in_common_and_leave_nothing_out() -> None:
     assert 0 <= len(halves[0]) - len(halves[1]) <= 1
 
 
+def crossed(apart: Apart) -> set[int]:
+    apart.cross()
+    return mine()
+
+
 @divided
-def test_two_threads_apart_and_the_caller_free_again(
+def test_two_threads_apart_and_the_first_free_again(
     helper: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native = helper.submit(threading.get_native_id).result()
-
     def work() -> None:
         before = mine()
         for home in before:
             monkeypatch.setattr(processors, "_current", lambda home=home: home)
-            with apart_from(native):
-                ours, theirs = mine(), helper.submit(mine).result()
+            with Apart() as apart:
+                ours, child = mine(), elsewhere(mine)
+                theirs = helper.submit(crossed, apart).result()
             assert home in ours
+            assert child == ours
             assert ours | theirs == before
             assert not ours & theirs
             assert mine() == before
-        with pytest.raises(KeyError), apart_from(native):
+            assert helper.submit(mine).result() == theirs
+        with pytest.raises(KeyError), Apart():
             raise KeyError
         assert mine() == before
 
@@ -76,26 +81,18 @@ def test_two_threads_apart_and_the_caller_free_again(
 
 @divided
 def test_one_processor_is_not_divided(helper: ThreadPoolExecutor) -> None:
-    native = helper.submit(threading.get_native_id).result()
     free = helper.submit(mine).result()
 
     def work() -> None:
         only = {min(mine())}
         os.sched_setaffinity(0, only)
         assert in_half(1) == only
-        with apart_from(native):
+        with Apart() as apart:
             assert mine() == only
+            assert helper.submit(crossed, apart).result() == free
         assert mine() == only
 
     elsewhere(work)
-    assert helper.submit(mine).result() == free
-
-
-@divided
-def test_a_helper_that_has_ended_is_no_harm() -> None:
-    gone = elsewhere(threading.get_native_id)
-    with apart_from(gone):
-        assert mine()
 
 
 def test_a_system_that_says_no_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,13 +103,13 @@ def test_a_system_that_says_no_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "sched_setaffinity", refuse, raising=False)
     give_way()
     keep_to_half(0)
-    with apart_from(threading.get_native_id()):
-        pass
+    with Apart() as apart:
+        apart.cross()
 
 
 def test_other_systems_have_no_such_thing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     keep_to_half(0)
-    with apart_from(threading.get_native_id()):
-        pass
+    with Apart() as apart:
+        apart.cross()

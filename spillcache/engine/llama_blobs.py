@@ -2,17 +2,15 @@
 while the last is read.
 """
 
-import threading
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import nullcontext
 
 import numpy as np
 
 from spillcache.config import MIB
 from spillcache.engine.llama_sections import HEADER_BYTES, NO_CELLS, Bytes, header
 from spillcache.engine.llama_state import LlamaState
-from spillcache.processors import apart_from
+from spillcache.processors import Apart
 from spillcache.state import BlockState, Buffer, Part
 
 BLOB_BYTES = 8 * MIB
@@ -28,8 +26,7 @@ class LlamaBlobs:
         self._state = state
         self._buffers = [np.empty(0, np.uint8)] * 2
         self._joiner = ThreadPoolExecutor(1, "spillcache-join")
-        # So that its thread is there, or the start fails.
-        self._joins_on = self._joiner.submit(threading.get_native_id).result()
+        self._joiner.submit(lambda: None)  # so that its thread is there, or the start fails
 
     def of(
         self, states: Sequence[BlockState], first: int, others: int
@@ -40,7 +37,11 @@ class LlamaBlobs:
         """
         runs = _runs(states)
         target, blob = first, self._join(0, first, runs[0])
-        with apart_from(self._joins_on) if len(runs) > 1 else nullcontext():
+        if len(runs) == 1:
+            yield target, blob
+            return
+        with Apart() as apart:
+            self._joiner.submit(apart.cross)
             for number, run in enumerate(runs[1:], 1):
                 ahead = self._joiner.submit(self._join, number % 2, others, run)
                 try:

@@ -6,7 +6,7 @@ Not thread-safe: the writer holds its lock around every call.
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -85,17 +85,22 @@ class Appender:
         return self._own.segment
 
     def write(
-        self, records: Iterable[tuple[Buffer, ...]], size_bytes: int | None
+        self,
+        records: Iterable[tuple[Buffer, ...]],
+        size_bytes: int | None,
+        *,
+        begin: Callable[[], None] = lambda: None,
     ) -> tuple[Staging, list[int]]:
         """Hand over records (each given in pieces, padded here) to be written: the stream, which
         the caller finishes and closes, and their offsets. ``size_bytes``: about what they take, so
-        that their end is written soon; None: more follows, and long writes are better.
+        that their end is written soon; None: more follows, and long writes are better. ``begin``:
+        what a thread that writes does first.
 
         Nothing names them, and what is appended next goes to the same place, until ``keep`` is
         told. On an error the caller must ``abandon``: what is on the device is unknown.
         """
         own = self._require()
-        staging = Staging(self._files, own.fd, self._pool, own.end, size_bytes)
+        staging = Staging(self._files, own.fd, self._pool, own.end, size_bytes, begin=begin)
         offsets = []
         try:
             for pieces in records:

@@ -3,7 +3,7 @@ one is filled, so that the device never waits for a copy or a digest.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 import numpy as np
@@ -37,9 +37,19 @@ class Staging:
     """
 
     def __init__(
-        self, files: Files, fd: int, pool: BufferPool, offset: int, size_bytes: int | None
+        self,
+        files: Files,
+        fd: int,
+        pool: BufferPool,
+        offset: int,
+        size_bytes: int | None,
+        *,
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
-        """``size_bytes``: about how much will come; None: nobody will wait for its end alone."""
+        """``size_bytes``: about how much will come; None: nobody will wait for its end alone.
+        ``begin``: what the thread does first.
+        """
+        self._begin = begin
         self._files = files
         self._fd = fd
         self._pool = pool
@@ -125,6 +135,7 @@ class Staging:
         return padded(min(max((self._end - self._at) // 2, _LAST_BYTES), _BUFFER_BYTES))
 
     def _write(self) -> None:
+        self._begin()
         while (todo := self._todo.get()) is not None:
             buffer, length, at = todo
             try:

@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from spillcache.chain import HASH_BYTES
-from spillcache.config import KIB, MIB, Codec
+from spillcache.config import MIB, Codec
 from spillcache.errors import StoreFullError, StoreIndexError
 from spillcache.namespace import ID_BYTES, Namespace
+from spillcache.processors import Apart
 from spillcache.state import Buffer, Part
 from spillcache.store import codec as codecs
 from spillcache.store.appender import Appender
@@ -43,10 +44,6 @@ _GROUP_BYTES = 80 * MIB
 """With headers and padding: 64 MiB of payloads from 64 KiB on."""
 _ATTEMPTS = 3
 """At a group, where the filesystem is full: after each something is evicted."""
-_SMALL_BYTES = 256 * KIB
-"""Groups of such records are committed before the next is appended: two threads would only take the
-interpreter's lock from each other.
-"""
 _MAX_COUNT = 1 << 32
 
 Done = Callable[[PutResult], None]
@@ -82,12 +79,16 @@ class Writer:
         """What was appended and is not known to be named: two at most, and only within a put."""
         self._torn = False
         """Whether an append failed, so that what lies behind the segment's end is unknown."""
+        self._apart = Apart()
+        """Of the current put: who digests and who commits keep to the same processors, for they
+        take the interpreter's lock from each other, and who writes to others.
+        """
 
     def put_each(
         self, namespace: Namespace, batches: Iterable[Sequence[StoreObject]], done: Done
     ) -> None:
         """See ``BlockStore.put_each``."""
-        with self._lock:
+        with self._lock, Apart() as self._apart:
             try:
                 for objects, more in _with_more(batches):
                     self._put(PutJob(namespace, objects), objects, done, more=more)
@@ -171,7 +172,6 @@ class Writer:
 
     def _send(self, job: PutJob, group: list[Outgoing], done: Done, *, more: bool) -> None:
         """Append a group and commit it; aside, if ``more`` is to be appended meanwhile."""
-        aside = more and _sizes(group) > len(group) * _SMALL_BYTES
         try:
             flight = self._launch(job, group, more=more)
         except OSError as error:
@@ -181,8 +181,8 @@ class Writer:
             return
         self._land(done, but=flight)
         if flight is not None and flight in self._flights:
-            flight.commit(self._commit, aside=aside)
-            if not aside:
+            flight.commit(self._commit, aside=more)
+            if not more:
                 self._land(done)
 
     def _launch(self, job: PutJob, group: list[Outgoing], *, more: bool = False) -> Flight | None:
@@ -198,7 +198,7 @@ class Writer:
             pieces = _pieces(namespace if introduce else None, fitting)
             self._torn = True
             size = None if more else flight.need_bytes
-            flight.staging, offsets = self._appender.write(pieces, size)
+            flight.staging, offsets = self._appender.write(pieces, size, begin=self._apart.cross)
             self._torn = False
             self._appender.noted(namespace.id)
             for record, offset in zip(fitting, offsets[introduce:], strict=True):

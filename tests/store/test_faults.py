@@ -17,7 +17,7 @@ from test_store_processes import check_figures
 from spillcache.config import MIB
 from spillcache.errors import CorruptBlock, StoreError, StoreFullError, StoreIOError
 from spillcache.state import Part
-from spillcache.store import index_opening, probe, writer
+from spillcache.store import index_opening, probe
 from spillcache.store.block_store import BlockStore
 from spillcache.store.buffers import BufferPool
 from spillcache.store.files import Files
@@ -154,7 +154,6 @@ def quick(monkeypatch):
         index_opening, "health", lambda index, limit_s=9.0: probe.walk(index, limit_s)
     )
     monkeypatch.setattr(BufferPool, "warm", lambda *_: None)
-    monkeypatch.setattr(writer, "_SMALL_BYTES", 0)
 
 
 @pytest.fixture(scope="module")

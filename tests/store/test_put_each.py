@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import threading
 
 import pytest
@@ -11,14 +12,7 @@ from test_writer import FaultyFiles
 from spillcache.config import GIB, MIB
 from spillcache.errors import StoreFullError, StoreIndexError, StoreIOError
 from spillcache.state import Part
-from spillcache.store import writer
 from spillcache.store.block_store import BlockStore
-
-
-@pytest.fixture(autouse=True)
-def aside(monkeypatch):
-    """Small groups are committed on their own thread, too."""
-    monkeypatch.setattr(writer, "_SMALL_BYTES", 0)
 
 
 @pytest.fixture
@@ -83,6 +77,37 @@ def test_one_is_appended_while_the_one_before_is_committed(tmp_path, files, monk
     assert [r.written for r in put_each(store, wanted)] == [5, 5]
     assert "spillcache-commit" in threads
     store.close()
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2,
+    reason="only Linux lets threads choose, where there are two processors",
+)
+def test_who_writes_has_processors_of_its_own(store, files, monkeypatch):
+    free, used = os.sched_getaffinity(0), {}
+
+    def note(name):
+        real = getattr(files, name)
+
+        def noting(*args):
+            used[name, threading.current_thread().name] = os.sched_getaffinity(0)
+            return real(*args)
+
+        monkeypatch.setattr(files, name, noting)
+
+    def some():
+        for each in batches(3, 4, MIB):
+            used["made"] = os.sched_getaffinity(0)
+            yield each
+
+    note("pwrite")
+    note("allocated_at")
+    assert [r.written for r in put_each(store, some())] == [4] * 3
+    ours, theirs = used["made"], used["pwrite", "spillcache-write"]
+    assert used["allocated_at", "spillcache-commit"] == ours
+    assert ours | theirs == free
+    assert not ours & theirs
+    assert os.sched_getaffinity(0) == free
 
 
 def test_a_batch_may_go_on_from_the_one_before(store):
@@ -191,7 +216,6 @@ def test_an_index_that_fails_ends_it(store, monkeypatch):
     with pytest.raises(StoreIndexError):
         store.put_each(NAMESPACE, wanted, results.append)
     monkeypatch.undo()
-    monkeypatch.setattr(writer, "_SMALL_BYTES", 0)
     assert len(results) == 1
     check_all(store, wanted[0])
     assert [r.present + r.written for r in put_each(store, wanted)] == [5, 5, 5]
