@@ -101,11 +101,8 @@ class Appender:
         """
         own = self._require()
         staging = Staging(self._files, own.fd, self._pool, own.end, size_bytes, begin=begin)
-        offsets = []
         try:
-            for pieces in records:
-                offsets.append(staging.offset)
-                staging.add(pieces)
+            offsets = [staging.add(pieces) for pieces in records]
             staging.end()
         except BaseException:
             staging.close()

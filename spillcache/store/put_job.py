@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from spillcache.chain import BlockHash
 from spillcache.namespace import Namespace
@@ -27,9 +28,7 @@ class PutJob:
 
     def __init__(self, namespace: Namespace, objects: Sequence[StoreObject]) -> None:
         self.namespace = namespace
-        self.spared = {namespace.id + item.block for item in objects}
-        """Blocks (namespace id and hash) that must not be evicted for it."""
-        self.spared.update(namespace.id + item.parent for item in objects)
+        self._objects = objects
         self.written = self.present = self.dropped = self.written_bytes = 0
         self.no_room = False
         self.sent = False
@@ -37,6 +36,14 @@ class PutJob:
         self._dropped_blocks: set[BlockHash] = set()
         self._without_kv: set[BlockHash] = set()
         """Blocks whose KV was dropped: what hangs on them is dropped, too."""
+
+    @cached_property
+    def spared(self) -> set[bytes]:
+        """Blocks (namespace id and hash) that must not be evicted for it. Seldom asked for: while
+        there is room, nothing is evicted.
+        """
+        own = self.namespace.id
+        return {own + name for item in self._objects for name in (item.block, item.parent)}
 
     def drop(self, item: StoreObject) -> None:
         """It is not written."""

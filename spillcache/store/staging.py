@@ -70,22 +70,23 @@ class Staging:
         """Where the next byte goes in the file."""
         return self._at + self._filled
 
-    def add(self, pieces: Sequence[Buffer]) -> None:
-        """Copy a record in, and zeros up to the next page; ``pieces`` may be changed afterwards.
-        Raises the OSError of an earlier write.
+    def add(self, pieces: Sequence[Buffer]) -> int:
+        """Copy a record in, and zeros up to the next page, and say where it begins in the file;
+        ``pieces`` may be changed afterwards. Raises the OSError of an earlier write.
         """
-        at, view = self._filled, self._buffer.view
+        at, view, start = self._filled, self._buffer.view, self._at + self._filled
         size = sum(map(len, pieces))
         end = padded(at + size)
         if size > _SMALL_BYTES or end > self._limit:
             self._add_long(pieces)
-            return
+            return start
         for piece in pieces:
             stop = at + len(piece)
             view[at:stop] = piece
             at = stop
         view[at:end] = _ZEROS[: end - at]
         self._filled = end
+        return start
 
     def _add_long(self, pieces: Sequence[Buffer]) -> None:
         """NumPy copies without holding the interpreter's lock, so that decoding goes on

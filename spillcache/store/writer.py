@@ -213,13 +213,16 @@ class Writer:
 
     def _reserve(self, job: PutJob, group: list[Outgoing]) -> list[Outgoing]:
         """Promise space to the longest beginning of ``group`` that fits."""
-        spared = [job.spared, *(flight.job.spared for flight in self._flights)]
+        jobs = [job, *(flight.job for flight in self._flights)]
         while group:
             segment = self._appender.begin()
             need = self._need(job.namespace, group)
             try:
                 self._room.reserve(
-                    segment, need, len(group), lambda block: any(block in each for each in spared)
+                    segment,
+                    need,
+                    len(group),
+                    lambda block: any(block in each.spared for each in jobs),
                 )
                 break
             except NoRoom as no_room:
