@@ -346,6 +346,18 @@ class PrefixCache:
                 self._ends.add(entry.parent, name, entry.tail_tokens)
             return not self._lacks(entry)
 
+    def compare(self, chain: Chain) -> None:
+        """Ask the disk what it has of ``chain``, its tail included: that is not unsaved in RAM, as
+        it would be after an ``offer`` of what came from elsewhere.
+        """
+        names = [*chain.hashes, chain.hash_of(chain.blocks)]
+        found = self.disk.find(chain, names) if self.disk.usable else None
+        with self._lock:
+            for name, entries in zip(names, found or (), strict=found is not None):
+                block = self._ram.get(name)
+                if block is not None and not block.leaving:
+                    self._ram.saved(block, *entries)
+
     def _make_room(self, size: int, keep: RamBlock) -> bool:
         """Evict until ``size`` bytes fit; False when that can't be.
 

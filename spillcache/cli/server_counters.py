@@ -91,22 +91,28 @@ def server_lines(server: dict[str, Any]) -> list[str]:
             f"{format_size(limit['bytes_day'])}"
             f"{'; nothing more is written for now' if limit['reached'] else ''}"
         )
-    tokens, ratio = server["prompt_tokens"], server["hit_ratio"]
-    if ratio is None:
-        return [*lines, "no prompt was answered yet"]
-    words = ", ".join(f"{count:,} {name}" for name, count in tokens.items())
-    restored = ", ".join(f"{count:,} {tier}" for tier, count in server["restored_tokens"].items())
-    lines += [
-        f"prompt tokens: {words}; {ratio:.1%} reused",
-        f"restored tokens: {restored}{_reasons('refused', server['refused_tokens'])}",
+    lines += _prompt_lines(server)
+    lines.append(
         f"to disk: {server['spilled_blocks']:,} blocks "
         f"({format_size(server['spilled_bytes'])}), "
         f"{server['unsaved_blocks']:,} are only in RAM so far"
-        f"{_reasons('dropped', server['dropped_blocks'])}",
-    ]
+        f"{_reasons('dropped', server['dropped_blocks'])}"
+    )
     if server["condemned_blocks"]:
         lines.append(f"failed in use and deleted: {server['condemned_blocks']:,} blocks")
     return lines
+
+
+def _prompt_lines(server: dict[str, Any]) -> list[str]:
+    tokens, ratio = server["prompt_tokens"], server["hit_ratio"]
+    if ratio is None:
+        return ["no prompt was answered yet"]
+    words = ", ".join(f"{count:,} {name}" for name, count in tokens.items())
+    restored = ", ".join(f"{count:,} {tier}" for tier, count in server["restored_tokens"].items())
+    return [
+        f"prompt tokens: {words}; {ratio:.1%} reused",
+        f"restored tokens: {restored}{_reasons('refused', server['refused_tokens'])}",
+    ]
 
 
 def _reasons(what: str, by_tier: dict[str, dict[str, int]]) -> str:

@@ -88,9 +88,7 @@ def _print(report: dict[str, Any]) -> None:
         )
     writers = ", ".join(str(pid) for pid in report["writers"])
     print(
-        f"written by process {writers}"
-        if writers
-        else "no server writes to it now (one that has only read is not seen)"
+        f"written by process {writers}" if writers else "no process that runs now has written to it"
     )
     if "server" in report:
         print(*server_lines(report["server"]), sep="\n")

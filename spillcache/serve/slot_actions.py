@@ -199,7 +199,10 @@ class SlotActions:
     def _taken(self, index: int, action: str) -> Iterator[Slot]:
         """The slot, once its request is over; nobody else gets it within the block."""
         if not 0 <= index < len(self._slots):
-            raise SlotFileInvalid(f"id_slot: there are {len(self._slots)} slots", param="id_slot")
+            last = len(self._slots) - 1
+            raise SlotFileInvalid(
+                f"id_slot: there is no {index}; the last is {last}", param="id_slot"
+            )
         if not self._places.acquire(blocking=False):
             raise Overloaded(f"{MOST_ACTIONS} slot actions are waiting; try again later")
         slot = self._slots[index]

@@ -325,6 +325,7 @@ class SlotKeeper:
             todo = deque(self._blocks(run))
             while todo:
                 self._errands.move(partial(self._some, todo)).result()
+        self._cache.compare(self._chain)
         self._cache.used(self._chain)
 
     def _blocks(self, run: Run) -> Iterator[tuple[int, BlockState]]:

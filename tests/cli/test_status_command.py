@@ -93,13 +93,16 @@ def test_people_get_sentences(cli: Any, directory: Path) -> None:
     assert "holds: 3 objects in 1 namespace (1 hidden), 1 segment, 2.9 KiB for 2.9 KiB" in out
     assert "what is not used for 10 days goes\n" in out
     assert "quarantine: 1 damaged record" in out
-    assert "no server writes to it now (one that has only read is not seen)\n" in out
+    assert "no process that runs now has written to it\n" in out
 
 
 def test_a_server_is_asked(cli: Any, directory: Path, server: Server) -> None:
     BlockStore.open(config(directory)).close()
     out = cli("status", str(directory), "--url", server.url).out
-    assert f"{server.url}: ok; disk tier on\nno prompt was answered yet\n" in out
+    assert (
+        f"{server.url}: ok; disk tier on\nno prompt was answered yet\n"
+        "to disk: 0 blocks (0 B), 0 are only in RAM so far\n"
+    ) in out
     for source, count in (("live", 10), ("ram", 20), ("disk", 1000), ("computed", 970)):
         server.metrics.prompt_tokens.labels(source).inc(count)
     server.metrics.restored_bytes.labels("disk").inc(12345678)

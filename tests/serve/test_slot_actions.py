@@ -71,9 +71,9 @@ def stack(gguf_model: ModelShelf) -> Iterator[Stack]:
         yield running
 
 
-def started(model: Path, **options: Any) -> Stack:
+def started(model: Path, disk: Path | None = None, **options: Any) -> Stack:
     """A stack whose model is known, with RAM or without."""
-    stack = Stack(model, None, **{"threads": 1} | options)
+    stack = Stack(model, disk, **{"threads": 1} | options)
     if stack.cache is None:
         stack.scheduler.attach(Namespace.of(dict(stack.engine.identity)), None)
     wait_for(lambda: ready(stack))
@@ -183,6 +183,27 @@ def test_a_restored_conversation_outlives_its_slot(stack: Stack, folder: SlotFol
     stack.scheduler.actions.erase(1)
     again = stack.answer([*asked, *first.tokens, 5], 4)
     assert again.cached == {"ram": 303}
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
+def test_what_the_disk_has_of_a_restored_slot_is_not_unsaved(
+    gguf_model: ModelShelf, folder: SlotFolder, tmp_path: Path, kind: str
+) -> None:
+    def kept(disk: str) -> tuple[object, object]:
+        never = {"spill_on": ("flush",)}
+        with started(gguf_model(kind), tmp_path / disk, cache=never) as stack:
+            assert stack.cache is not None
+            restore(stack, folder)
+            status = stack.cache.status()
+            return status["blocks"], status["unsaved_blocks"]
+
+    with started(gguf_model(kind), tmp_path / "one") as stack:
+        stack.answer(prompt(300), 8)
+        save(stack, folder)
+    blocks, unsaved = kept("one")
+    assert unsaved == 0
+    assert kept("two") == (blocks, blocks)
+    assert blocks
 
 
 def test_what_a_restored_slot_computes_is_kept_after_what_was_restored(
@@ -573,7 +594,7 @@ def test_names_slots_and_missing_files(stack: Stack, folder: SlotFolder) -> None
     for act in (actions.save, actions.restore):
         with pytest.raises(SlotFileInvalid, match="filename"):
             act(0, folder, "../x")
-        with pytest.raises(SlotFileInvalid, match="there are 2 slots"):
+        with pytest.raises(SlotFileInvalid, match="there is no 2; the last is 1"):
             act(2, folder, "x")
     with pytest.raises(SlotFileMissing):
         actions.restore(0, folder, "x")
