@@ -111,9 +111,14 @@ class Catalog:
 
     def tick(self) -> int:
         """The next moment of the store's clock: Unix time in ns, but always later than the last."""
+        return self.ticks(1)[0]
+
+    def ticks(self, count: int) -> range:
+        """As many of its next moments, one after another."""
         meta = self.meta
-        meta.clock = max(meta.clock + 1, time.time_ns())
-        return meta.clock
+        first = max(meta.clock + 1, time.time_ns())
+        meta.clock = first + count - 1
+        return range(first, first + count)
 
     def save(self) -> None:
         """Write the rows that were changed in memory; the last step before the commit."""

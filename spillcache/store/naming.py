@@ -69,20 +69,21 @@ class Naming:
 
     def finish(self) -> None:
         """Write the rows."""
-        catalog, children = self._catalog, self._children
+        catalog, children, ahead_ns = self._catalog, self._children, self._ahead_ns
         objects, places, evictable, tails = [], [], [], []
         totals: defaultdict[tuple[int, bytes, Part], Sum] = defaultdict(Sum)
-        for key, item in self._new.items():
-            count, use = children.pop(key, 0), catalog.tick() + self._ahead_ns(key[:-1])
+        moments = catalog.ticks(len(self._new))
+        for (key, item), moment in zip(self._new.items(), moments, strict=True):
+            count, use, source = children.pop(key, 0), moment + ahead_ns(key[:-1]), item.source
             objects.append((key, item.row(use, count)))
             place = rows.place_key(item.segment, item.offset)
             places.append((place, rows.pack_length(item.size) + key))
-            if item.source.tail:
-                tail = rows.tail_key(item.namespace_id, item.source.parent, item.source.block)
-                tails.append((tail, rows.pack_tail(item.source.token_count)))
+            if source.tail:
+                tail = rows.tail_key(item.namespace_id, source.parent, source.block)
+                tails.append((tail, rows.pack_tail(source.token_count)))
             if not count:
-                evictable.append((rows.evictable_place(item.source.rank, use, key), b""))
-            total = totals[item.segment, item.namespace_id, item.source.part]
+                evictable.append((rows.evictable_place(source.rank, use, key), b""))
+            total = totals[item.segment, item.namespace_id, source.part]
             total.objects += 1
             total.raw_bytes += item.raw_bytes
             total.stored_bytes += item.stored_bytes
