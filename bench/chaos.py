@@ -39,7 +39,6 @@ from known_chains import found_of, namespace_of, objects_of, read_each, wrong_an
 
 from spillcache.config import GIB, MIB, StoreConfig
 from spillcache.errors import StoreFullError, StoreIndexError
-from spillcache.store import writer
 from spillcache.store.block_store import BlockStore, PutResult
 from spillcache.store.catalog import Catalog
 from spillcache.store.opened import OpenStore
@@ -172,7 +171,6 @@ def live(args: argparse.Namespace) -> None:
     """A child's life."""
     path, kind, mode, journals, number = args.child
     journal = Journal(Path(journals) / f"{number}.journal")
-    writer._SMALL_BYTES = 0  # small groups are committed aside, too
     seeds = iter(range(int(number) << 14, (int(number) + 1) << 14))
     child = Child(Path(path), kind, random.Random(int(number)), journal, Path(journals), seeds)
     try:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -9,14 +10,23 @@ from typing import TypeVar
 import pytest
 
 from spillcache import processors
-from spillcache.processors import Apart, give_way, keep_to_half
+from spillcache.processors import NICE, Apart, give_way, keep_to_half
 
 T = TypeVar("T")
 
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux has niceness and processors per thread"
+)
 divided = pytest.mark.skipif(
     sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2,
     reason="only Linux lets threads choose, where there are two processors",
 )
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever machine this is."""
+    monkeypatch.setattr(processors, "_MOST", 1 << 20)
 
 
 @pytest.fixture
@@ -38,6 +48,21 @@ def elsewhere(work: Callable[[], T]) -> T:
 def in_half(number: int) -> set[int]:
     keep_to_half(number)
     return mine()
+
+
+def niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+@linux
+def test_threads_that_they_start_give_way_too() -> None:
+    def work() -> int:
+        give_way()
+        return elsewhere(niceness)
+
+    before = niceness()
+    assert elsewhere(work) == NICE
+    assert niceness() == before
 
 
 @divided
@@ -79,18 +104,35 @@ def test_two_threads_apart_and_the_first_free_again(
     elsewhere(work)
 
 
-@divided
-def test_one_processor_is_not_divided(helper: ThreadPoolExecutor) -> None:
+@linux
+def test_where_one_is_that_is_asked_the_kernel() -> None:
+    def work() -> None:
+        for home in mine():
+            os.sched_setaffinity(0, {home})
+            assert processors._current() == home
+            os.sched_setaffinity(0, free)
+
+    free = mine()
+    elsewhere(work)
+
+
+@linux
+@pytest.mark.parametrize("most", [1, 1 << 20])
+def test_one_processor_and_many_are_not_divided(
+    helper: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
     free = helper.submit(mine).result()
+    monkeypatch.setattr(processors, "_MOST", most)
 
     def work() -> None:
-        only = {min(mine())}
-        os.sched_setaffinity(0, only)
-        assert in_half(1) == only
+        if most > 1:
+            os.sched_setaffinity(0, {min(free)})
+        before = mine()
+        assert in_half(1) == before
         with Apart() as apart:
-            assert mine() == only
+            assert mine() == before
             assert helper.submit(crossed, apart).result() == free
-        assert mine() == only
+        assert mine() == before
 
     elsewhere(work)
 
@@ -99,12 +141,19 @@ def test_a_system_that_says_no_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*_: object) -> None:
         raise PermissionError
 
+    def tried() -> None:
+        give_way()
+        keep_to_half(0)
+        with Apart() as apart:
+            apart.cross()
+
+    free = mine() if sys.platform == "linux" else set()
     monkeypatch.setattr(os, "setpriority", refuse)
     monkeypatch.setattr(os, "sched_setaffinity", refuse, raising=False)
-    give_way()
-    keep_to_half(0)
-    with Apart() as apart:
-        apart.cross()
+    tried()
+    assert free == (mine() if sys.platform == "linux" else set())
+    monkeypatch.setattr(os, "sched_getaffinity", refuse, raising=False)
+    tried()
 
 
 def test_other_systems_have_no_such_thing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,27 +29,25 @@ class LlamaBlobs:
         self._joiner.submit(lambda: None)  # so that its thread is there, or the start fails
 
     def of(
-        self, states: Sequence[BlockState], first: int, others: int
+        self, states: Sequence[BlockState], first: int, others: int, apart: Apart
     ) -> Generator[tuple[int, memoryview], None, None]:
         """Blobs with all of ``states``, in order, each of blocks with the same parts, and the
         sequence that it is for: the ``first`` or ``others``. A blob is valid until the next; who
-        breaks off closes the iterator, and only then are ``states`` not read any more.
+        breaks off closes the iterator, and only then are ``states`` not read any more. ``apart``:
+        the caller's; the thread that joins keeps away from it.
         """
         runs = _runs(states)
         target, blob = first, self._join(0, first, runs[0])
-        if len(runs) == 1:
-            yield target, blob
-            return
-        with Apart() as apart:
+        if len(runs) > 1:
             self._joiner.submit(apart.cross)
-            for number, run in enumerate(runs[1:], 1):
-                ahead = self._joiner.submit(self._join, number % 2, others, run)
-                try:
-                    yield target, blob
-                finally:
-                    wait((ahead,))
-                target, blob = others, ahead.result()
-            yield target, blob
+        for number, run in enumerate(runs[1:], 1):
+            ahead = self._joiner.submit(self._join, number % 2, others, run)
+            try:
+                yield target, blob
+            finally:
+                wait((ahead,))
+            target, blob = others, ahead.result()
+        yield target, blob
 
     def close(self) -> None:
         """End the thread."""

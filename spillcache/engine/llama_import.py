@@ -11,6 +11,7 @@ from spillcache.engine.llama_blobs import LlamaBlobs
 from spillcache.engine.llama_memory import LlamaMemory
 from spillcache.engine.llama_sections import HEADER_BYTES, Placeholder, header
 from spillcache.engine.llama_state import LlamaState
+from spillcache.processors import Apart
 from spillcache.state import BlockState
 
 
@@ -54,7 +55,10 @@ class LlamaImport:
             memory[:HEADER_BYTES] = header(target)
             self._take(sequence, [(target, memory)])
             return
-        with closing(self._blobs.of(states, target, self._spare)) as blobs:
+        with (
+            Apart() as apart,
+            closing(self._blobs.of(states, target, self._spare, apart)) as blobs,
+        ):
             # What goes straight into the sequence replaces all that is there.
             self._take(sequence, islice(blobs, 1))
             if lay_out and not start:

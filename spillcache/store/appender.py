@@ -6,11 +6,12 @@ Not thread-safe: the writer holds its lock around every call.
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 
 from spillcache.errors import StoreError
+from spillcache.processors import Apart
 from spillcache.state import Buffer
 from spillcache.store.buffers import BufferPool
 from spillcache.store.files import Files
@@ -89,18 +90,18 @@ class Appender:
         records: Iterable[tuple[Buffer, ...]],
         size_bytes: int | None,
         *,
-        begin: Callable[[], None] = lambda: None,
+        apart: Apart | None = None,
     ) -> tuple[Staging, list[int]]:
         """Hand over records (each given in pieces, padded here) to be written: the stream, which
         the caller finishes and closes, and their offsets. ``size_bytes``: about what they take, so
-        that their end is written soon; None: more follows, and long writes are better. ``begin``:
-        what a thread that writes does first.
+        that their end is written soon; None: more follows, and long writes are better. ``apart``:
+        the caller's; a thread that writes keeps away from it.
 
         Nothing names them, and what is appended next goes to the same place, until ``keep`` is
         told. On an error the caller must ``abandon``: what is on the device is unknown.
         """
         own = self._require()
-        staging = Staging(self._files, own.fd, self._pool, own.end, size_bytes, begin=begin)
+        staging = Staging(self._files, own.fd, self._pool, own.end, size_bytes, apart=apart)
         try:
             offsets = [staging.add(pieces) for pieces in records]
             staging.end()

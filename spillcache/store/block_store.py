@@ -149,7 +149,8 @@ class BlockStore:
         A batch is taken while the one before it is not durable yet, so it may be one more than
         those whose results are known. ``done`` is called on this thread as soon as a batch is
         durable, in their order, and must not write to the store. What is raised ends it: the
-        batches that ``done`` was not called for may be stored, or not.
+        batches that ``done`` was not called for may be stored, or not. Where processors are few,
+        this thread keeps to half of them meanwhile.
         """
         store = self._store()
         store.writer.put_each(namespace, batches, done)

@@ -250,14 +250,16 @@ class ReadAhead:
         self._fetched: list[_Fetched] = []
         self._reading = min(READ_THREADS, len(self._runs))
         """Threads that may still fetch something."""
-        self._verifiers = 1 if _are_small(self._runs) else VERIFY_THREADS
+        most = 1 if _are_small(self._runs) else VERIFY_THREADS
+        self._verifiers = min(most, len(self._runs))
         self._threads = [
-            threading.Thread(target=work, args=(n,), name=f"spillcache-{name}-{n}", daemon=True)
-            for work, name, most in (
-                (self._read, "read", READ_THREADS),
-                (self._verify, "verify", self._verifiers),
+            threading.Thread(target=self._read, name=f"spillcache-read-{n}", daemon=True)
+            for n in range(self._reading)
+        ] + [
+            threading.Thread(
+                target=self._verify, args=(n,), name=f"spillcache-verify-{n}", daemon=True
             )
-            for n in range(min(most, len(self._runs)))
+            for n in range(self._verifiers)
         ]
 
     def __iter__(self) -> Iterator[Payload | Failure]:
@@ -320,7 +322,7 @@ class ReadAhead:
                 except OSError as error:  # all that was wanted of it was read
                     log.warning("segment %d was not closed well: %s", segment, error)
 
-    def _read(self, _number: int) -> None:
+    def _read(self) -> None:
         while (number := self._take_run()) is not None:
             run = self._runs[number]
             lease = _Lease(self._pool, lambda size=run.memory_bytes: self._freed(size))  # type: ignore[misc]

@@ -3,12 +3,13 @@ one is filled, so that the device never waits for a copy or a digest.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from queue import SimpleQueue
 
 import numpy as np
 
 from spillcache.config import KIB, MIB
+from spillcache.processors import Apart
 from spillcache.state import Buffer
 from spillcache.store.buffers import AlignedBuffer, BufferPool
 from spillcache.store.files import Files, write_fully
@@ -44,12 +45,12 @@ class Staging:
         offset: int,
         size_bytes: int | None,
         *,
-        begin: Callable[[], None] = lambda: None,
+        apart: Apart | None = None,
     ) -> None:
         """``size_bytes``: about how much will come; None: nobody will wait for its end alone.
-        ``begin``: what the thread does first.
+        ``apart``: the user's; the thread keeps away from it.
         """
-        self._begin = begin
+        self._apart = apart
         self._files = files
         self._fd = fd
         self._pool = pool
@@ -136,7 +137,8 @@ class Staging:
         return padded(min(max((self._end - self._at) // 2, _LAST_BYTES), _BUFFER_BYTES))
 
     def _write(self) -> None:
-        self._begin()
+        if self._apart is not None:
+            self._apart.cross()
         while (todo := self._todo.get()) is not None:
             buffer, length, at = todo
             try:

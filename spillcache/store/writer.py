@@ -79,7 +79,7 @@ class Writer:
         """What was appended and is not known to be named: two at most, and only within a put."""
         self._torn = False
         """Whether an append failed, so that what lies behind the segment's end is unknown."""
-        self._apart = Apart()
+        self._apart: Apart | None = None
         """Of the current put: who digests and who commits keep to the same processors, for they
         take the interpreter's lock from each other, and who writes to others.
         """
@@ -198,7 +198,7 @@ class Writer:
             pieces = _pieces(namespace if introduce else None, fitting)
             self._torn = True
             size = None if more else flight.need_bytes
-            flight.staging, offsets = self._appender.write(pieces, size, begin=self._apart.cross)
+            flight.staging, offsets = self._appender.write(pieces, size, apart=self._apart)
             self._torn = False
             self._appender.noted(namespace.id)
             for record, offset in zip(fitting, offsets[introduce:], strict=True):
@@ -213,7 +213,7 @@ class Writer:
 
     def _reserve(self, job: PutJob, group: list[Outgoing]) -> list[Outgoing]:
         """Promise space to the longest beginning of ``group`` that fits."""
-        jobs = [job, *(flight.job for flight in self._flights)]
+        jobs = {job, *(flight.job for flight in self._flights)}
         while group:
             segment = self._appender.begin()
             need = self._need(job.namespace, group)

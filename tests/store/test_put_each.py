@@ -9,6 +9,7 @@ import pytest
 from store_tools import NAMESPACE, OTHER, check_all, config, entries, objects, segment_files
 from test_writer import FaultyFiles
 
+from spillcache import processors
 from spillcache.config import GIB, MIB
 from spillcache.errors import StoreFullError, StoreIndexError, StoreIOError
 from spillcache.state import Part
@@ -84,6 +85,7 @@ def test_one_is_appended_while_the_one_before_is_committed(tmp_path, files, monk
     reason="only Linux lets threads choose, where there are two processors",
 )
 def test_who_writes_has_processors_of_its_own(store, files, monkeypatch):
+    monkeypatch.setattr(processors, "_MOST", 1 << 20)
     free, used = os.sched_getaffinity(0), {}
 
     def note(name):

@@ -22,6 +22,7 @@ from store_tools import (
 )
 from test_rows import ENTRY
 
+from spillcache import processors
 from spillcache.config import KIB, MIB
 from spillcache.errors import CorruptBlock, ObjectMissing, StoreIOError
 from spillcache.metrics import Metrics
@@ -391,12 +392,15 @@ def test_stop_ends_a_stream_between_payloads_and_while_it_waits(faulty, files):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads choose processors only on Linux")
-@pytest.mark.parametrize(("size", "verifiers"), [(MIB, 2), (64 * KIB, 1)])
+@pytest.mark.parametrize(
+    ("size", "count", "verifiers"), [(MIB, 12, 2), (MIB, 1, 1), (64 * KIB, 12, 1)]
+)
 def test_threads_that_verify_long_records_have_a_processor_each(
-    tmp_path, monkeypatch, size, verifiers
+    tmp_path, monkeypatch, size, count, verifiers
 ):
     free, used, verified = sorted(os.sched_getaffinity(0)), {}, ReadAhead._verified
     all_there = threading.Barrier(verifiers)
+    monkeypatch.setattr(processors, "_MOST", 1 << 20)
 
     def watched(self, *args):
         name = threading.current_thread().name
@@ -407,10 +411,10 @@ def test_threads_that_verify_long_records_have_a_processor_each(
 
     monkeypatch.setattr(ReadAhead, "_verified", watched)
     with BlockStore.open(config(tmp_path / "cache")) as store:
-        store.put(NAMESPACE, items := objects(1, 12, size))
+        store.put(NAMESPACE, items := objects(1, count, size))
         assert read_all(store, entries(store, items)) == [item.payload for item in items]
-    count = min(verifiers, len(free))
-    assert [set(free[n % count :: count]) for n in range(verifiers)] == [
+    shares = min(verifiers, len(free))
+    assert [set(free[n % shares :: shares]) for n in range(verifiers)] == [
         used[f"spillcache-verify-{n}"] for n in range(verifiers)
     ]
     assert sorted(os.sched_getaffinity(0)) == free

@@ -7,7 +7,7 @@ from cache_tools import WatchedStore, cache_config, chain, eventually, objects
 
 from spillcache.cache.prefix_cache import PrefixCache
 from spillcache.cache.restore import RestoreStream, Step
-from spillcache.processors import NICE, give_way
+from spillcache.processors import NICE
 from spillcache.state import Geometry, Part
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has niceness per thread")
@@ -16,25 +16,6 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has nicen
 def niceness(thread: threading.Thread) -> int:
     assert thread.native_id is not None
     return os.getpriority(os.PRIO_PROCESS, thread.native_id)
-
-
-@linux
-def test_threads_that_they_start_give_way_too() -> None:
-    found: list[int] = []
-
-    def inner() -> None:
-        found.append(niceness(threading.current_thread()))
-
-    def outer() -> None:
-        give_way()
-        thread = threading.Thread(target=inner)
-        thread.start()
-        thread.join()
-
-    thread = threading.Thread(target=outer)
-    thread.start()
-    thread.join()
-    assert found == [NICE]
 
 
 @linux
