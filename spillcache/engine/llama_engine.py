@@ -513,10 +513,10 @@ class LlamaEngine(Engine):
 
     def clear(self, sequence: int) -> None:
         """See Engine."""
-        self._sequences[sequence] = LlamaSequence()
-        if self._holds():
+        known, self._sequences[sequence] = self._sequences[sequence], LlamaSequence()
+        if self._holds() or 2 * known.length < self.limits.context_tokens:
             self._memory.drop(sequence)
-        else:  # takes half as long, and a fresh context's cell layout comes back
+        else:  # there is nothing else, and this is quicker than to look for most of the cells
             self._memory.clear()
 
     def self_test(self) -> SelfTest:

@@ -517,6 +517,32 @@ def test_a_fork_takes_its_last_token_back(gguf_model: ModelShelf) -> None:
         engine.close()
 
 
+@pytest.mark.parametrize("neighbour", [0, 3])
+@pytest.mark.parametrize("blocks", [2, 10])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_cleared_is_gone_and_nothing_else(
+    gguf_model: ModelShelf, kind: str, blocks: int, neighbour: int
+) -> None:
+    """A short sequence and one that holds most of the cells, alone and beside another."""
+    engine = open_engine(model_of(gguf_model, kind))
+    try:
+        kept, tail = tokens(neighbour * SIZE, 2), tokens(9, 3)
+        saved = prefill(engine, 1, kept)
+        prefill(engine, 0, tokens(blocks * SIZE))
+        engine.clear(0)
+        assert (engine.length(0), engine.length(1)) == (0, len(kept))
+        assert engine._memory.oldest(0) == -1
+        for block, state in enumerate(saved):
+            now = engine.export(1, block, boundary=block == neighbour - 1)
+            assert (Part.KV in now) == engine.geometry.has_kv
+            assert all(payload == state[part] for part, payload in now.items())
+        rows = go_on(engine, 0, tail)
+        engine._forget_all()
+        assert alike(rows, go_on(engine, 0, tail))
+    finally:
+        engine.close()
+
+
 def processors_of_this_thread() -> set[int]:
     return os.sched_getaffinity(0) if sys.platform == "linux" else set()
 
