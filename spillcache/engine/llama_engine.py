@@ -37,7 +37,7 @@ from spillcache.engine.llama_info import model_info
 from spillcache.engine.llama_library import library, load_model, new_context, window_cells
 from spillcache.engine.llama_memory import PARTIAL_ONLY, LlamaMemory
 from spillcache.engine.llama_sampler import LlamaSampler
-from spillcache.engine.llama_sections import HEADER_BYTES, NO_CELLS, header
+from spillcache.engine.llama_sections import HEADER_BYTES, header
 from spillcache.engine.llama_sequence import NO_BOUNDARY, LlamaSequence
 from spillcache.engine.llama_state import LlamaState
 from spillcache.engine.llama_text import LlamaText
@@ -368,8 +368,8 @@ class LlamaEngine(Engine):
         if self._state.kv is not None:
             first = stop if memory is not None else start + size
             self._check(states[0], start, min(stop, first))
-            lay_out = 0 if self._state.blank is None else known.lay_out(start, windows, stop)
-            with self._room(stop - start, len(states)):
+            lay_out = known.lay_out(start, windows, stop) if self._lays_out(known, stop) else 0
+            with self._room(stop - start, stop - windows, len(states)):
                 self._imports.append(sequence, start, states, lay_out=lay_out, memory=memory)
             known.window_at = 0 if windows < stop else known.window_at
         if self._state.window is not None and windows > start:
@@ -386,19 +386,33 @@ class LlamaEngine(Engine):
     def expect_window(self, sequence: int, block: int) -> None:
         """See Engine. The first import replaces all that is there, so it must have been."""
         known, start = self._sequences[sequence], block * self.geometry.block_tokens
-        if self._state.blank is not None and 0 < known.length <= start and not known.window_at:
-            with self._room(self.geometry.block_tokens):
+        size = self.geometry.block_tokens
+        lays_out = self._lays_out(known, start + size) and not known.window_at
+        if lays_out and 0 < known.length <= start:
+            with self._room(size):
                 self._imports.lay_out_windows(sequence, start)
             known.window_at = start
 
+    def _lays_out(self, known: LlamaSequence, stop: int) -> bool:
+        """Whether windows up to position ``stop`` get the cells of a cold run, by placeholders:
+        where nobody else holds any, or the ring has not come round. Else there is no room for that.
+        """
+        others = self._holds() - known.length
+        return self._state.blank is not None and (not others or others + stop <= self._imports.ring)
+
     @contextlib.contextmanager
-    def _room(self, tokens: int, blocks: int = 1) -> Iterator[None]:
-        """Raise ContextFullError where ``tokens`` are rejected for want of cells."""
+    def _room(self, tokens: int, windows: int = 0, blocks: int = 1) -> Iterator[None]:
+        """Raise ContextFullError where ``tokens``, the last of them with ``windows``, are rejected
+        for want of cells.
+        """
         try:
             yield
         except StateRejected as error:
             error.blocks = blocks
-            if self._holds() + tokens <= self.limits.context_tokens:
+            # A sequence's cells in the ring are free again when they are out of sight.
+            seen = sum(min(each.length, self._state.window_tokens) for each in self._sequences)
+            in_ring = not windows or seen + windows <= self._imports.ring
+            if in_ring and self._holds() + tokens <= self.limits.context_tokens:
                 raise
             raise ContextFullError("there is no room for a restored block") from error
 
@@ -474,7 +488,10 @@ class LlamaEngine(Engine):
         self._memory.copy(source, target, 0, length)
         if self._state.window is not None and not self._config.swa_full:
             try:
-                self._own_window(target, length)
+                # Whole blocks: they may be exported, and the last token may be taken back.
+                size = self.geometry.block_tokens
+                start = self._window_start(length - 1) // size * size
+                self._imports.own_windows(target, range(start, length, size), length)
             except StateRejected:  # no room in the ring
                 self.clear(target)
                 return False
@@ -483,33 +500,6 @@ class LlamaEngine(Engine):
         boundary_at = length if self._state.recurrent is None else known.boundary_at
         self._sequences[target] = LlamaSequence(length, known.windows_from, boundary_at)
         return True
-
-    def _own_window(self, sequence: int, length: int) -> None:
-        """Have a fork's window lie in cells of its own, and forget what is older there.
-
-        llama.cpp takes a window's cell again when it is out of sight, but not one that two
-        sequences share: two that began alike would hold all of the ring that they share.
-        """
-        # Whole blocks, for they may be exported, and so that the last token can be taken back; one
-        # by one, for llama.cpp leaves out what is out of sight at the end of what it exports.
-        size, sections = self.geometry.block_tokens, []
-        for at in range(self._window_start(length - 1) // size * size, length, size):
-            self._memory.copy(sequence, self._spare, at, min(at + size, length))
-            try:
-                count = self._memory.partial_size(self._spare)
-                blob = self._memory.read(self._spare, count, 0, PARTIAL_ONLY)
-                sections.append(bytes(blob[HEADER_BYTES:]))
-            finally:
-                self._memory.drop(self._spare)
-        sections = [section for section in sections if len(section) > len(NO_CELLS)]
-        if sections:
-            self._memory.write(sequence, (header(sequence), sections[0]), PARTIAL_ONLY)
-        for section in sections[1:]:
-            try:
-                self._memory.write(self._spare, (header(self._spare), section), PARTIAL_ONLY)
-                self._memory.copy(self._spare, sequence)
-            finally:
-                self._memory.drop(self._spare)
 
     def clear(self, sequence: int) -> None:
         """See Engine."""

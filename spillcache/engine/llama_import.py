@@ -8,8 +8,8 @@ from contextlib import closing
 from itertools import islice
 
 from spillcache.engine.llama_blobs import LlamaBlobs
-from spillcache.engine.llama_memory import LlamaMemory
-from spillcache.engine.llama_sections import HEADER_BYTES, Placeholder, header
+from spillcache.engine.llama_memory import PARTIAL_ONLY, LlamaMemory
+from spillcache.engine.llama_sections import HEADER_BYTES, NO_CELLS, Placeholder, header
 from spillcache.engine.llama_state import LlamaState
 from spillcache.processors import Apart
 from spillcache.state import BlockState
@@ -26,7 +26,7 @@ class LlamaImport:
         self._blobs = LlamaBlobs(state)
         self._blank = state.blank
         self._spare = spare
-        self._ring = ring
+        self.ring = ring
         self._call_tokens = call_tokens
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class LlamaImport:
         """
         blank = self._blank
         assert blank is not None  # noqa: S101 - there are windows
-        size, ring = blank.layout.cells, self._ring
+        size, ring = blank.layout.cells, self.ring
         if start < ring or ring % size:
             for at in range(0, start, self._call_tokens):
                 self._blank_out(sequence, blank, at, min(at + self._call_tokens, start))
@@ -94,6 +94,33 @@ class LlamaImport:
         for first, last, kept in ((turn, start, turn), (start - ring, turn, start - ring + size)):
             if first < last:
                 self._blank_out(sequence, blank, first, last, kept)
+
+    def own_windows(self, sequence: int, starts: Sequence[int], stop: int) -> None:
+        """Have a fork's windows of the blocks at ``starts``, up to ``stop``, lie in cells of its
+        own, and forget what is older there. Raises StateRejected.
+
+        llama.cpp takes a window's cell again when it is out of sight, but not one that two
+        sequences share: two that began alike would hold all of the ring that they share.
+        """
+        # One by one, for llama.cpp leaves out what is out of sight at the end of what it exports.
+        sections = []
+        for start, end in zip(starts, [*starts[1:], stop], strict=True):
+            self._memory.copy(sequence, self._spare, start, end)
+            try:
+                size = self._memory.partial_size(self._spare)
+                blob = self._memory.read(self._spare, size, 0, PARTIAL_ONLY)
+                sections.append(bytes(blob[HEADER_BYTES:]))
+            finally:
+                self._memory.drop(self._spare)
+        sections = [section for section in sections if len(section) > len(NO_CELLS)]
+        if sections:
+            self._memory.write(sequence, (header(sequence), sections[0]), PARTIAL_ONLY)
+        for section in sections[1:]:
+            try:
+                self._memory.write(self._spare, (header(self._spare), section), PARTIAL_ONLY)
+                self._memory.copy(self._spare, sequence)
+            finally:
+                self._memory.drop(self._spare)
 
     def _blank_out(
         self, sequence: int, blank: Placeholder, first: int, last: int, kept: int = 0

@@ -1,5 +1,6 @@
 """A group of records between its append and the transaction that names it."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
@@ -40,9 +41,11 @@ class Flight:
                 self._error = error
 
         if aside:
-            self._thread = threading.Thread(target=run, name="spillcache-commit", daemon=True)
-            self._thread.start()
-        else:
+            thread = threading.Thread(target=run, name="spillcache-commit", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the system has no more threads
+                thread.start()
+                self._thread = thread
+        if self._thread is None:
             run()
 
     def sync(self) -> None:

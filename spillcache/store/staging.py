@@ -2,6 +2,7 @@
 one is filled, so that the device never waits for a copy or a digest.
 """
 
+import errno
 import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
@@ -115,10 +116,12 @@ class Staging:
         if self._thread is None:
             # It finds something to do at once, and so never waits for the interpreter's lock
             # while this thread makes digests.
-            self._thread = threading.Thread(
-                target=self._write, name="spillcache-write", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._write, name="spillcache-write", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise OSError(errno.EAGAIN, str(error)) from error
+            self._thread = thread
         self._at += self._filled
         self._filled = 0
         self._limit = self._next_bytes()

@@ -77,6 +77,8 @@ class Writer:
         self._lock = threading.Lock()
         self._flights: deque[Flight] = deque()
         """What was appended and is not known to be named: two at most, and only within a put."""
+        self._jobs: list[PutJob] = []
+        """Of the current put, those that are not told: what they name is not evicted meanwhile."""
         self._torn = False
         """Whether an append failed, so that what lies behind the segment's end is unknown."""
         self._apart: Apart | None = None
@@ -91,11 +93,13 @@ class Writer:
         with self._lock, Apart() as self._apart:
             try:
                 for objects, more in _with_more(batches):
-                    self._put(PutJob(namespace, objects), objects, done, more=more)
+                    self._jobs.append(job := PutJob(namespace, objects))
+                    self._put(job, objects, done, more=more)
                 self._land(done)
             except OSError as error:
                 raise store_error(error, "objects were written") from error
             finally:
+                self._jobs.clear()
                 if self._flights or self._torn:
                     self._give_up()
 
@@ -113,7 +117,7 @@ class Writer:
         job.sent = True
         if not self._is_in_air(job):
             self._land(done)  # results come in the order of the batches
-            _tell(job, done)
+            self._tell(job, done)
 
     def _missing(self, job: PutJob, objects: Sequence[StoreObject]) -> dict[bytes, StoreObject]:
         """The objects that are not there yet, each once, by their keys."""
@@ -213,7 +217,6 @@ class Writer:
 
     def _reserve(self, job: PutJob, group: list[Outgoing]) -> list[Outgoing]:
         """Promise space to the longest beginning of ``group`` that fits."""
-        jobs = {job, *(flight.job for flight in self._flights)}
         while group:
             segment = self._appender.begin()
             need = self._need(job.namespace, group)
@@ -222,7 +225,7 @@ class Writer:
                     segment,
                     need,
                     len(group),
-                    lambda block: any(block in each.spared for each in jobs),
+                    self._is_spared,
                 )
                 break
             except NoRoom as no_room:
@@ -262,7 +265,21 @@ class Writer:
 
     def _tell_if_complete(self, job: PutJob, done: Done) -> None:
         if job.sent and not self._is_in_air(job):
-            _tell(job, done)
+            self._tell(job, done)
+
+    def _tell(self, job: PutJob, done: Done) -> None:
+        """Tell ``done`` what became of a batch, all of which has landed."""
+        self._jobs.remove(job)
+        if job.no_room and not job.written:
+            raise StoreFullError(
+                "the cache on disk has no room for what is to be stored, even after eviction; "
+                "raise --cache-disk-size, or free space on the filesystem"
+            )
+        done(job.result())
+
+    def _is_spared(self, block: bytes) -> bool:
+        """Whether a block (namespace id and hash) must not be evicted for the current put."""
+        return any(block in job.spared for job in self._jobs)
 
     def _is_in_air(self, job: PutJob) -> bool:
         return any(flight.job is job for flight in self._flights)
@@ -276,7 +293,7 @@ class Writer:
         """
         for _ in range(_ATTEMPTS - (error is not None)):
             if error is not None:
-                self._make_free(job, group, error)
+                self._make_free(group, error)
             try:
                 flight = self._launch(job, list(group))
                 if flight is not None:
@@ -291,11 +308,11 @@ class Writer:
         if error is not None:
             raise error
 
-    def _make_free(self, job: PutJob, group: Sequence[Outgoing], error: OSError) -> None:
+    def _make_free(self, group: Sequence[Outgoing], error: OSError) -> None:
         """Evict as much as ``group`` takes; raises ``error`` where that is no help."""
         if not is_no_space(error):
             raise error
-        freed = self._room.make_free(_sizes(group), job.spared.__contains__)
+        freed = self._room.make_free(_sizes(group), self._is_spared)
         log.warning("the filesystem is full; evicted %d bytes to go on", freed)
         if not freed:
             raise error
@@ -336,16 +353,6 @@ class Writer:
             return done
 
         return self._index.write(work)
-
-
-def _tell(job: PutJob, done: Done) -> None:
-    """Tell ``done`` what became of a batch, all of which has landed."""
-    if job.no_room and not job.written:
-        raise StoreFullError(
-            "the cache on disk has no room for what is to be stored, even after eviction; "
-            "raise --cache-disk-size, or free space on the filesystem"
-        )
-    done(job.result())
 
 
 def _with_more(

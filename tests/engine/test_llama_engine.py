@@ -637,13 +637,49 @@ def test_windows_begin_where_they_were_expected(gguf_model: ModelShelf) -> None:
         engine.close()
 
 
+@pytest.mark.parametrize("beside", [1, 40, 128, 300])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_restored_windows_find_room_beside_others(
+    gguf_model: ModelShelf, beside: int, at_once: bool
+) -> None:
+    """Wherever the ring of window cells stands: the cells of a cold run are others' in part."""
+    engine = open_engine(model_of(gguf_model, "gemma3"), context_tokens=4096)
+    try:
+        blocks = 2 * engine._imports.ring // SIZE + 3
+        prompt, more, neighbour = tokens(blocks * SIZE), tokens(9, 4), tokens(beside, 5)
+        saved = prefill(engine, 0, prompt)
+
+        def speak() -> None:
+            for at in range(0, beside, SIZE):
+                engine.decode([Chunk(1, neighbour[at : at + SIZE])])
+
+        engine._forget_all()
+        speak()
+        other = go_on(engine, 1, more)
+        for end in range(2, blocks):
+            engine._forget_all()
+            prefill(engine, 0, prompt[: end * SIZE])
+            cold = go_on(engine, 0, more)
+            engine._forget_all()
+            speak()
+            if at_once:
+                assert restore_runs(engine, saved[:end]) == [end]
+            else:
+                first = end - engine.geometry.window_blocks
+                restore(engine, 0, saved[:end], expect=first if first > 0 else None)
+            assert alike(go_on(engine, 0, more), cold), end
+            assert alike(go_on(engine, 1, more), other), end
+    finally:
+        engine.close()
+
+
 def test_restored_windows_lie_in_the_cells_of_a_cold_run(gguf_model: ModelShelf) -> None:
     """However often the ring of window cells has turned, and from where: a cell that lies elsewhere
     is another sum.
     """
     engine = open_engine(model_of(gguf_model, "gemma3"), slots=1, context_tokens=4096)
     try:
-        ring = engine._imports._ring
+        ring = engine._imports.ring
         assert ring % SIZE == 0
         blocks = 3 * ring // SIZE
         prompt, more = tokens(blocks * SIZE), tokens(9, 4)

@@ -269,6 +269,23 @@ def test_of_blocks_that_are_refused_together_only_the_one_to_blame_goes(
         assert answer.done.timings.refused == {StateRejected.code: 640 - BAD * 64}
 
 
+@pytest.mark.parametrize("tokens", [852, 1000])
+def test_no_block_is_to_blame_where_another_conversation_has_windows(
+    gguf_model: ModelShelf, tmp_path: Path, tokens: int
+) -> None:
+    """From disk beside a resting one: the ring is not empty, as it is in a cold run."""
+    first, long = prompt(300, seed=1), prompt(tokens, seed=2)
+    with Stack(gguf_model("gemma3"), tmp_path, slots=2) as stack:
+        stack.answer(first, 4)
+        cold = stack.answer(long, 4)
+    with Stack(gguf_model("gemma3"), tmp_path, slots=2) as stack:
+        assert stack.answer(first, 4).cached == {"disk": 256}
+        again = stack.answer(long, 4)
+        assert again.cached == {"disk": (tokens - 1) // 64 * 64}
+        assert again.tokens == cold.tokens
+        assert counted(stack, "condemned_blocks_total") == 0
+
+
 def test_what_a_client_left_on_trial_is_still_on_trial(
     gguf_model: ModelShelf, poisoned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,47 @@ def test_an_io_error_keeps_what_was_durable(store, files, method, number, code):
     assert store.verify().is_sound
 
 
+def test_what_is_told_present_is_not_evicted_for_the_batch_before(store, files):
+    """Full filesystem: the room is made when the second batch was found to be all there."""
+    old, other = objects(9, 5, 20_000), objects(8, 5, 20_000)
+    store.put(NAMESPACE, old)
+    store.put(NAMESPACE, other)
+    store._opened.room._fresh_after = (1 << 64) - 1
+    with Failing(files, "pwrite", 0, errno.ENOSPC):
+        results = put_each(store, [objects(1, 5, 20_000), old, objects(3, 1)])
+    assert [(r.written, r.present) for r in results] == [(5, 0), (0, 5), (1, 0)]
+    check_all(store, old)
+    assert len(entries(store, other)) < 5
+
+
+@pytest.mark.parametrize("size", [20_000, 1_500_000])
+@pytest.mark.parametrize("name", ["spillcache-commit", "spillcache-write"])
+def test_where_the_system_has_no_more_threads(store, files, monkeypatch, name, size):
+    """A commit goes on where it is; without one that writes a long stream, the batch fails."""
+    wanted, start = batches(3, 5, size), threading.Thread.start
+    fails = name == "spillcache-write" and size > MIB
+
+    def refuse(self):
+        if self.name == name:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        if fails:
+            with pytest.raises(StoreIOError, match="can't start new thread"):
+                put_each(store, wanted)
+        else:
+            assert [r.written for r in put_each(store, wanted)] == [5] * 3
+    assert not [t for t in threading.enumerate() if t.name in ("spillcache-commit", name)]
+    assert [r.written + r.present for r in put_each(store, wanted)] == [5] * 3
+    for each in wanted:
+        check_all(store, each)
+    with store._opened.index.read() as catalog:
+        assert catalog.meta.reserved == 0
+    assert store.verify().is_sound
+
+
 class Failing:
     """The call with ``number`` of one method fails, and no other."""
 
