@@ -385,8 +385,8 @@ class LlamaEngine(Engine):
 
     def expect_window(self, sequence: int, block: int) -> None:
         """See Engine. The first import replaces all that is there, so it must have been."""
-        known, start = self._sequences[sequence], block * self.geometry.block_tokens
-        size = self.geometry.block_tokens
+        known, size = self._sequences[sequence], self.geometry.block_tokens
+        start = block * size
         lays_out = self._lays_out(known, start + size) and not known.window_at
         if lays_out and 0 < known.length <= start:
             with self._room(size):

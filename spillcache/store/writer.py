@@ -221,12 +221,7 @@ class Writer:
             segment = self._appender.begin()
             need = self._need(job.namespace, group)
             try:
-                self._room.reserve(
-                    segment,
-                    need,
-                    len(group),
-                    self._is_spared,
-                )
+                self._room.reserve(segment, need, len(group), self._is_spared)
                 break
             except NoRoom as no_room:
                 group = _fitting(group, no_room.available_bytes - need + _sizes(group))
